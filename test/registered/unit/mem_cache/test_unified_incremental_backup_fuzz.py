@@ -23,7 +23,7 @@ from unified_hicache_harness import (
 register_cpu_ci(est_time=60, suite="base-a-test-cpu")
 register_cuda_ci(est_time=60, suite="base-b-test-1-gpu-small")
 
-STEPS = 200
+STEPS, SEEDS = 150, 1
 
 
 class Fuzzer:
@@ -120,20 +120,20 @@ class TestIncrementalBackupFuzz(CustomTestCase):
                     window=4 * page_size,
                     **kwargs,
                 )
-                for seed in range(2):
+                for seed in range(SEEDS):
                     with self.subTest(config=str(config), seed=seed):
                         total += fuzz(config, seed)
         return total
 
     def test_full_and_mamba(self):
-        self.assertGreater(self.run_pools((FULL, MAMBA)), 50)
+        self.assertGreater(self.run_pools((FULL, MAMBA)), 20)
 
     def test_full_swa_and_mamba(self):
-        self.assertGreater(self.run_pools((FULL, SWA, MAMBA)), 50)
+        self.assertGreater(self.run_pools((FULL, SWA, MAMBA)), 20)
 
     def test_kernel_route(self):
         route = dict(io_backend="kernel", layout="page_first")
-        self.assertGreater(self.run_pools((FULL, MAMBA), **route), 50)
+        self.assertGreater(self.run_pools((FULL, MAMBA), **route), 20)
 
     def test_nothing_of_the_kind_without_states(self):
         self.assertEqual(self.run_pools((FULL,)), 0)

@@ -1,0 +1,153 @@
+"""Command line: the shared-prefix workload on real servers, several trees side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+
+from hicache_bench import launch, models, options, plot, report, runner, trees, workload
+from hicache_bench.errors import BenchError, UsageError
+from hicache_bench.progress import Reporter
+from hicache_bench.results import Row, failed_expectations
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit status."""
+    chosen = options.parser().parse_args(argv)
+    launch.hide_gpus(os.environ)
+    try:
+        with _signals():
+            return _shared_prefix(chosen)
+    except BenchError as error:
+        print(f"hicache_bench: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(
+            "hicache_bench: interrupted; every server of this run has been ended", file=sys.stderr
+        )
+        return 1
+
+
+def _shared_prefix(chosen: argparse.Namespace) -> int:
+    shape = workload.Shape(chosen.families, chosen.prefix, chosen.suffix)
+    workload.check_shape(shape)
+    specs = trees.parse_all(chosen.trees or trees.DEFAULT)
+    if chosen.jobs < 1:
+        raise UsageError(
+            f"--jobs {chosen.jobs}: expected at least 1; type: python -m hicache_bench --jobs 1"
+        )
+    _check_model(chosen.model)
+    out: Path = (chosen.out or default_out()).resolve()
+    settings = runner.Settings(shape, chosen.policy, out / "logs", chosen.jobs)
+    with Reporter() as reporter:
+        checkpoints = _checkpoints(chosen.model, out / "models", shape, reporter)
+        found = _trees(specs, reporter)
+        result = runner.run(checkpoints, found, settings, reporter)
+    _show(result.rows, chosen, out)
+    failed = [line for row in result.rows for line in failed_expectations(row)]
+    for line in failed:
+        print(f"hicache_bench: not as expected: {line}", file=sys.stderr)
+    for log in result.logs:
+        if failed or chosen.keep_logs:
+            print(f"log: {log}", file=sys.stderr)
+        else:
+            log.unlink(missing_ok=True)
+    return 1 if failed else 0
+
+
+def _check_model(model: str) -> None:
+    """Refuse a wrong name before torch is imported for the right ones."""
+    if model != "both" and model not in models.names() and not Path(model).is_dir():
+        raise UsageError(
+            f"--model {model}: expected {', '.join(models.names())}, both, or a folder with a "
+            "checkpoint; type: python -m hicache_bench --model lfm2"
+        )
+
+
+def _checkpoints(
+    model: str, folder: Path, shape: workload.Shape, reporter: Reporter
+) -> list[models.Checkpoint]:
+    found = []
+    for name in models.names() if model == "both" else (model,):
+        if name in models.names():
+            reporter.say(f"{name}: checkpoint")
+            checkpoint = models.make(name, folder)
+        else:
+            checkpoint = models.load(Path(name).resolve())
+        workload.check(shape, checkpoint)
+        found.append(checkpoint)
+    return found
+
+
+def _trees(specs: Sequence[trees.TreeSpec], reporter: Reporter) -> list[trees.Tree]:
+    found = []
+    for spec in specs:
+        reporter.say(f"{spec.name}: source tree")
+        tree = trees.resolve(spec)
+        reporter.say(f"{spec.name}: {tree.path}")
+        found.append(tree)
+    return found
+
+
+def _show(rows: Sequence[Row], chosen: argparse.Namespace, out: Path) -> None:
+    """Print the table, write JSON and plot. JSON on standard output sends the table to stderr."""
+    to_stdout = chosen.json == "-"
+    stream = sys.stderr if to_stdout else sys.stdout
+    json_path = Path(chosen.json) if chosen.json and not to_stdout else out / "shared_prefix.json"
+    plot_path = chosen.plot or out / "shared_prefix.png"
+    shape = rows[0].measurement.shape
+    recorded = {
+        **asdict(shape),
+        "model": chosen.model,
+        "policy": chosen.policy,
+        "trees": list(chosen.trees or trees.DEFAULT),
+    }
+    value = report.document(rows, recorded)
+    print(report.title(shape, chosen.policy), file=stream)
+    report.print_table(rows, stream)
+    try:
+        report.write_json(value, json_path)
+        plot.write(rows, plot_path)
+    except OSError as error:
+        raise BenchError(
+            f"the result could not be written: {error}; expected a folder that can be written; "
+            "type: python -m hicache_bench --out /tmp/bench"
+        ) from error
+    print(f"JSON: {json_path}\nplot: {plot_path}", file=stream)
+    if to_stdout:
+        print(json.dumps(value, indent=2))
+
+
+def default_out() -> Path:
+    """build/bench of this checkout, or of the current folder where the package is installed."""
+    root = Path(__file__).resolve().parents[2]
+    return (root if (root / "patches").is_dir() else Path.cwd()) / "build" / "bench"
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt.
+
+    More of them are ignored while the servers are ended, which must not be cut short.
+    """
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in wanted:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, interrupt) for each in wanted}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

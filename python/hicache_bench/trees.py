@@ -1,0 +1,120 @@
+"""The sglang source trees that a run compares: how they are named, found, told apart and
+fingerprinted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hicache_bench.errors import BenchError, UsageError
+from patchseries import trees as patched
+from patchseries.errors import PatchSeriesError
+
+DEFAULT = ("v0.5.17:base", "v0.5.17:core")
+
+# The function that decides about a backup after an insert. Design section 4 fixes its name for our
+# patches and upstream's alike, so it tells a tree with component-only incremental backup from one
+# without.
+_MARKER = "def _should_backup_after_insert("
+_MARKED_FILE = Path("sglang/srt/mem_cache/unified_cache/unified_tree_core.py")
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    """What the user asked for: a base and how far to patch it, or a folder of the user's own."""
+
+    name: str
+    base: str | None = None
+    through: str | None = None
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A folder that holds `sglang/`.
+
+    sha256: one digest over every file of `sglang/`, names and bytes, compiled Python left out.
+    incremental: whether it has component-only incremental backup.
+    """
+
+    name: str
+    path: Path
+    sha256: str
+    incremental: bool
+
+
+def parse(text: str) -> TreeSpec:
+    """Read `BASE:THROUGH` (v0.5.17:base, v0.5.17:core, v0.5.17:PATCH) or `NAME=FOLDER`. Raises
+    UsageError.
+    """
+    name, equals, folder = text.partition("=")
+    if equals:
+        if not re.fullmatch(r"[\w.+-]+", name):
+            raise UsageError(
+                f"--trees {text}: the name {name!r} is empty or not of letters, digits and ._+-; "
+                "expected NAME=FOLDER; type: --trees mine=/path/that/holds/sglang"
+            )
+        return TreeSpec(name, path=Path(folder).expanduser().resolve())
+    base, colon, through = text.partition(":")
+    if not (re.fullmatch(r"v\d[\w.]*", base) and colon and re.fullmatch(r"[\w.+-]+", through)):
+        raise UsageError(
+            f"--trees {text}: expected BASE:THROUGH, as v0.5.17:base (as released) or "
+            "v0.5.17:core, or NAME=FOLDER; type: --trees v0.5.17:core"
+        )
+    return TreeSpec(
+        f"{base} as released" if through == "base" else f"{base} + {through}", base, through
+    )
+
+
+def parse_all(texts: Sequence[str]) -> list[TreeSpec]:
+    """Read every --trees value; two of the same name are refused, since rows go by name."""
+    specs = [parse(text) for text in texts]
+    for index, spec in enumerate(specs):
+        if spec.name in [earlier.name for earlier in specs[:index]]:
+            raise UsageError(
+                f"--trees: two trees are called {spec.name!r}; expected names that differ"
+            )
+    return specs
+
+
+def resolve(spec: TreeSpec) -> Tree:
+    """Build or find the tree and look at it. Raises BenchError when it cannot be had."""
+    path = spec.path
+    if path is None:
+        assert spec.base is not None and spec.through is not None
+        path = _build(spec.base, spec.through)
+    if not (path / "sglang" / "launch_server.py").is_file():
+        raise BenchError(
+            f"{path}: no sglang/launch_server.py; expected a folder that holds sglang/, such as an "
+            f"unzipped wheel; type: python -m patchseries tree --base v0.5.17 {path}"
+        )
+    return Tree(spec.name, path, digest(path / "sglang"), has_incremental_backup(path))
+
+
+def _build(base: str, through: str) -> Path:
+    try:
+        return patched.cached(base, through)
+    except PatchSeriesError as error:
+        raise BenchError(f"the tree {base}:{through} could not be built: {error}") from error
+
+
+def has_incremental_backup(path: Path) -> bool:
+    """Whether the tree's own source has component-only incremental backup after an insert."""
+    file = path / _MARKED_FILE
+    return file.is_file() and _MARKER in file.read_text(encoding="utf-8")
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 over the sorted relative names and SHA-256s of a folder's files."""
+    total = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        relative = file.relative_to(folder)
+        if "__pycache__" not in relative.parts and file.is_file():
+            total.update(
+                f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {relative.as_posix()}\n".encode()
+            )
+    return total.hexdigest()

@@ -1,0 +1,247 @@
+"""Run the registered tests on the trees of prefixes of the series, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from patchseries import junit, series, testids, trees
+from patchseries.errors import PatchSeriesError
+from patchseries.repository import Repository
+from patchseries.verdict import Expectation, Finding, Results, Verdict, judge
+
+DETAIL_LINES = 30
+"""Lines of pytest's report that are shown of a test that failed and should not have."""
+
+_PERCENT = re.compile(r"\[ *(\d+)%\]\s*$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """How sglang runs from a tree.
+
+    environment: from the tree to the environment of a process. plugin: name of a pytest plugin.
+    """
+
+    environment: Callable[[Path], dict[str, str]]
+    plugin: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixResult:
+    """What came of one prefix.
+
+    through: its label. log: pytest's whole output. seconds: of wall time, the tree included.
+    """
+
+    through: str
+    verdict: Verdict
+    results: Results
+    log: Path
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "through": self.through,
+            "passed": self.verdict.passed,
+            "failed_as_expected": self.verdict.failed_as_expected,
+            "skipped": self.verdict.skipped,
+            "findings": [each.what for each in self.verdict.findings],
+            "log": str(self.log),
+            "seconds": round(self.seconds, 1),
+        }
+
+    def detail(self, finding: Finding) -> str:
+        """The end of pytest's report of what a finding is about; empty where there is none."""
+        lines = self.results.details.get(finding.about, "").rstrip().split("\n")
+        return "\n".join(lines[-DETAIL_LINES:])
+
+
+def sglang_engine() -> Engine:
+    """The engine that runs sglang on this machine, with or without a GPU."""
+    import sglang_cpu  # noqa: PLC0415 - not needed by any other command
+
+    return Engine(sglang_cpu.environment, "sglang_cpu.pytest_plugin")
+
+
+def run(
+    repository: Repository,
+    base: str,
+    through: str | None,
+    *,
+    each: bool = False,
+    pytest_arguments: Sequence[str] = (),
+    engine: Engine | None = None,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> list[PrefixResult]:
+    """Run the tests on the tree of a prefix, or (each) of every prefix up to it from none on.
+
+    A tree that cannot be tested is a finding, so that the others still are.
+
+    Raises PatchSeriesError for an unknown base or prefix.
+    """
+    engine = engine or sglang_engine()
+    loaded = series.load(repository, base)
+    last = loaded.count(through)
+    counts = range(last + 1) if each else [last]
+    results = []
+    for number, count in enumerate(counts, 1):
+        label = loaded.label(count)
+        say(f"[{number}/{len(counts)}] {base} through {label}")
+        results.append(
+            _run_prefix(
+                repository, loaded, count, pytest_arguments=pytest_arguments, engine=engine, say=say
+            )
+        )
+        verdict = results[-1].verdict
+        say(
+            f"  {verdict.passed} passed, {verdict.failed_as_expected} failed as they must, "
+            f"{verdict.skipped} skipped, {len(verdict.findings)} findings"
+        )
+    return results
+
+
+def _run_prefix(
+    repository: Repository,
+    loaded: series.Series,
+    count: int,
+    *,
+    pytest_arguments: Sequence[str],
+    engine: Engine,
+    say: Callable[[str], None],
+) -> PrefixResult:
+    label = loaded.label(count)
+    folder = repository.build / "test"
+    folder.mkdir(parents=True, exist_ok=True)
+    log, report = folder / f"{loaded.base}-{label}.log", folder / f"{loaded.base}-{label}.xml"
+    report.unlink(missing_ok=True)
+    started = time.monotonic()
+    try:
+        tree = trees.cached(loaded.base, label, repository)
+    except PatchSeriesError as error:
+        verdict = Verdict(0, 0, 0, (Finding(f"no tree to test: {error}"),))
+        return PrefixResult(label, verdict, Results({}, frozenset()), log, 0.0)
+    command = _command(repository, report, engine, pytest_arguments)
+    code = _run_pytest(command, repository.root, engine.environment(tree), log, say)
+    results, failure = _read_report(report, code, log)
+    expected = Expectation.of(loaded.patches, count)
+    verdict = judge(
+        expected,
+        results,
+        lambda file: _tests_in(repository.root, file),
+        selected=bool(pytest_arguments) or failure is not None,
+    )
+    if failure is not None:
+        verdict = dataclasses.replace(verdict, findings=(failure, *verdict.findings))
+    return PrefixResult(label, verdict, results, log, time.monotonic() - started)
+
+
+def _command(
+    repository: Repository, report: Path, engine: Engine, pytest_arguments: Sequence[str]
+) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "--verbose", "--no-header", "--tb=short", "-rN"]
+    command += ["--rootdir", str(repository.root), "-p", "no:cacheprovider"]
+    command += ["--continue-on-collection-errors", "-o", "junit_family=xunit1"]
+    command += [f"--junitxml={report}"]
+    if engine.plugin:
+        command += ["-p", engine.plugin]
+    # Arguments that name tests take the place of the whole folder.
+    if not any(testids.REGISTERED in argument for argument in pytest_arguments):
+        command.append(str(repository.registered.relative_to(repository.root)))
+    return [*command, *pytest_arguments]
+
+
+def _run_pytest(
+    command: Sequence[str],
+    root: Path,
+    environment: dict[str, str],
+    log: Path,
+    say: Callable[[str], None],
+) -> int:
+    """Run pytest with its output in the log, saying how far it is, and return its exit code."""
+    with (
+        log.open("w") as sink,
+        subprocess.Popen(
+            command,
+            cwd=root,
+            env={**environment, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in _with_progress(process.stdout, say):
+                sink.write(line)
+        except BaseException:
+            process.kill()
+            raise
+        return process.wait()
+
+
+def _with_progress(lines: Iterator[str] | Any, say: Callable[[str], None]) -> Iterator[str]:
+    said = 0
+    for line in lines:
+        matched = _PERCENT.search(line)
+        if matched and int(matched[1]) >= said + 25:
+            said = int(matched[1]) // 25 * 25
+            say(f"  {said} %")
+        yield line
+
+
+def _read_report(report: Path, code: int, log: Path) -> tuple[Results, Finding | None]:
+    """Results, and a finding where pytest did not get through."""
+    results = Results({}, frozenset())
+    with contextlib.suppress(FileNotFoundError, ElementTree.ParseError):
+        results = junit.read(report)
+    if code in (0, 1):
+        return results, None
+    meaning = {
+        2: "was interrupted",
+        3: "had an internal error",
+        4: "did not take its arguments",
+        5: "found no tests",
+    }.get(code, f"was ended by signal {-code}" if code < 0 else f"ended with code {code}")
+    last = ""
+    with contextlib.suppress(OSError):
+        last = "\n".join(log.read_text(errors="replace").rstrip().split("\n")[-DETAIL_LINES:])
+    results = dataclasses.replace(results, details={**results.details, "pytest": last})
+    return results, Finding(f"pytest {meaning}; see {log}", "pytest")
+
+
+def _tests_in(root: Path, file: str) -> list[str]:
+    path = root / file
+    with contextlib.suppress(OSError, SyntaxError):
+        return list(testids.read(path, path.stat().st_mtime_ns).ids(file))
+    return []
+
+
+def table(results: Sequence[PrefixResult]) -> str:
+    """One line per prefix: passed, failed as expected, skipped, findings."""
+    rows = [("through", "passed", "failed as expected", "skipped", "findings")]
+    for each in results:
+        verdict = each.verdict
+        counts = (
+            verdict.passed,
+            verdict.failed_as_expected,
+            verdict.skipped,
+            len(verdict.findings),
+        )
+        rows.append((each.through, *map(str, counts)))  # type: ignore[arg-type]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        first, rest = row[0].ljust(widths[0]), zip(row[1:], widths[1:], strict=True)
+        lines.append("  ".join([first, *(text.rjust(width) for text, width in rest)]))
+    return "\n".join(lines)

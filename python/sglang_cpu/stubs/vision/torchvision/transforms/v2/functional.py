@@ -1,0 +1,1 @@
+"""The second interface, function by function: not supported."""

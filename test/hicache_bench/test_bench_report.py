@@ -1,0 +1,91 @@
+"""The table and the JSON say what the rows say."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_world import CORE, answer, core, family, released, row
+
+from hicache_bench import report
+
+OPTIONS = {"families": 4, "prefix": 128, "suffix": 72, "policy": "write_through"}
+
+
+def document() -> dict[str, Any]:
+    return report.document([released(), core()], OPTIONS)
+
+
+def test_the_plain_table_has_a_line_for_each_row_and_no_colours() -> None:
+    stream = io.StringIO()
+    report.print_table([released(), core()], stream)
+    text = stream.getvalue()
+    assert "\x1b" not in text
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "lfm2 v0.5.17 as released 0/4 0.0000 0 / 0 / 0 0.0e+00 yes" in lines
+    assert "lfm2 v0.5.17 + core 4/4 0.6400 0 / 4 / 0 5.0e-07 yes" in lines
+
+
+def test_a_row_that_is_not_as_expected_says_no() -> None:
+    stream = io.StringIO()
+    report.print_table([row(CORE, [family(answer())] * 4)], stream)
+    assert stream.getvalue().split()[-1] == "no"
+
+
+def test_the_document_holds_rows_details_trees_and_options() -> None:
+    made = document()
+    assert made["schema"] == report.SCHEMA
+    assert made["options"] == OPTIONS
+    assert made["failed_expectations"] == []
+    assert made["trees"][1] == {
+        "name": "v0.5.17 + core",
+        "sglang": "0.5.17",
+        "sha256": "b" * 64,
+        "component_only_backup": True,
+    }
+    patched = made["rows"][1]
+    assert patched["prefix_hits"] == 4
+    assert patched["token_hit_rate"] == 0.64
+    assert patched["tokens_by_tier"] == {"device": 0, "host": 512, "storage": 0}
+    assert patched["as_expected"] is True
+    assert len(patched["family_detail"]) == 4
+    assert patched["family_detail"][3]["logprob_difference"] == pytest.approx(5e-7)
+    assert patched["family_detail"][3]["measured"] == {
+        "prompt": 200,
+        "cached": 128,
+        "tiers": {"device": 0, "host": 128, "storage": 0},
+    }
+    assert patched["sentinels"][0]["tiers"]["host"] == 16
+
+
+def test_the_document_names_failed_expectations() -> None:
+    made = report.document([released(), row(CORE, [family(answer())] * 4)], OPTIONS)
+    assert [row["as_expected"] for row in made["rows"]] == [True, False]
+    (line,) = made["failed_expectations"]
+    assert "0/4 prefixes found" in line
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    report.write_json(document(), tmp_path / "one.json")
+    report.write_json(document(), tmp_path / "deep" / "er" / "two.json")
+    one = (tmp_path / "one.json").read_bytes()
+    assert one == (tmp_path / "deep" / "er" / "two.json").read_bytes()
+    assert json.loads(one) == document()
+    assert list(json.loads(one)) == list(document())
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    target.write_text("old")
+
+    def fail(file: Path) -> None:
+        file.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        report.write_beside(target, fail)
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]

@@ -1,0 +1,230 @@
+"""A command that fails or is killed at any step leaves one of two states, and says which.
+
+Every step that changes the disk is found with an audit hook (and a wrapped fsync), not by knowing
+the code: a step that is added later is stopped at as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import world
+
+from patchseries import apply, plan, status, targets
+from patchseries.errors import PatchSeriesError
+from patchseries.status import Condition
+
+_CHANGING = {
+    "os.rename",
+    "os.remove",
+    "os.link",
+    "os.mkdir",
+    "os.rmdir",
+    "os.chmod",
+    "os.chown",
+    "os.truncate",
+}
+
+
+class Steps:
+    """Counts steps below a folder, and calls `stop` at the one with the given number, from 1."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.folder = ""
+        self.count = 0
+        self.at = 0
+        self.stop: Callable[[], None] = lambda: None
+
+    def seen(self) -> None:
+        self.count += 1
+        if self.count == self.at:
+            self.stop()
+
+    def hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self.active:
+            return
+        changes = event in _CHANGING
+        if event == "open":
+            flags = arguments[2]
+            changes = isinstance(flags, int) and bool(
+                flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            )
+        if changes and (isinstance(arguments[0], int) or str(arguments[0]).startswith(self.folder)):
+            self.seen()
+
+
+STEPS = Steps()
+sys.addaudithook(STEPS.hook)
+
+
+@pytest.fixture(autouse=True)
+def counted_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step like the others; the disk itself is left alone, as no power fails here."""
+
+    def fsync(descriptor: int) -> None:
+        if STEPS.active:
+            STEPS.seen()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+def run_stopped(work: Callable[[], object], folder: Path, at: int, stop: Callable[[], None]) -> int:
+    """Run work with a stop at one step; return the number of steps that came."""
+    STEPS.folder, STEPS.count, STEPS.at, STEPS.stop = str(folder), 0, at, stop
+    STEPS.active = True
+    try:
+        work()
+    finally:
+        STEPS.active = False
+    return STEPS.count
+
+
+def put_in(small: world.World, target: Path, through: str | None = None) -> None:
+    apply.execute(plan.to_apply(small.repository, targets.locate(target), through=through))
+
+
+def take_out(small: world.World, target: Path) -> None:
+    apply.execute(plan.to_reverse(small.repository, targets.locate(target)))
+
+
+def further(small: world.World, target: Path) -> None:
+    put_in(small, target, None)
+
+
+def prepare(small: world.World, what: Callable[..., None]) -> tuple[Path, Path, Path]:
+    """A target right before `what`, the same as released, and the same with the whole series."""
+    released, whole, before = (small.unpacked(name) for name in ("released", "whole", "before"))
+    put_in(small, whole)
+    if what is take_out:
+        put_in(small, before)
+    if what is further:
+        put_in(small, before, world.FIRST)
+    return before, released, whole
+
+
+def fail() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("what", [put_in, further, take_out])
+def test_failure_at_any_step_is_rolled_back(
+    what: Callable[[world.World, Path], None], small: world.World
+) -> None:
+    before, released, whole = prepare(small, what)
+    expected = world.snapshot(before)
+    done = world.snapshot(released if what is take_out else whole)
+    target, at, failed = small.folder / "target", 0, 0
+    while True:
+        at += 1
+        shutil.copytree(before, target)
+        kept = world.identities(target / "sglang" / "srt")
+        try:
+            steps = run_stopped(lambda: what(small, target), target, at, fail)
+        except PatchSeriesError as error:
+            assert "No space left" in str(error)
+            failed += 1
+            if "tidied up" in str(error):
+                what(small, target)
+                assert world.snapshot(target) == done, at
+                shutil.rmtree(target)
+                continue
+            assert world.snapshot(target) == expected, at
+            now = world.identities(target / "sglang" / "srt")
+            assert {name: now[name] for name in kept if "." in name[1:]} == {
+                name: kept[name] for name in kept if "." in name[1:]
+            }, at
+        else:
+            left = [path for path in target.rglob("*") if ".patchseries-" in path.name]
+            if at > steps:
+                assert not left
+                break
+            # Only sweeping up may fail without undoing the rest: all of it is done by then.
+            for path in left:
+                path.unlink()
+            assert world.snapshot(target) == done, at
+        shutil.rmtree(target)
+    assert failed > 20
+
+
+def die() -> None:
+    os._exit(9)
+
+
+def killed(work: Callable[[], object], folder: Path, at: int) -> bool:
+    """Run work in a child that is gone, without clean-up, at a step. False if it got through."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            run_stopped(work, folder, at, die)
+            code = 0
+        finally:
+            os._exit(code)
+    _, state = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(state)
+    assert code in (0, 9), code
+    return code == 9
+
+
+@pytest.mark.parametrize("what", [put_in, further, take_out])
+def test_killed_at_any_step_can_be_completed_and_undone(
+    what: Callable[[world.World, Path], None], small: world.World
+) -> None:
+    before, released, whole = prepare(small, what)
+    ends = {"whole": world.snapshot(whole), "released": world.snapshot(released)}
+    target, at = small.folder / "target", 0
+    found: set[Condition] = set()
+    while True:
+        at += 1
+        shutil.copytree(before, target)
+        if not killed(lambda: what(small, target), target, at):
+            break
+        report = status.examine(small.repository, targets.locate(target))
+        assert report.condition in (
+            Condition.NOT_APPLIED,
+            Condition.PARTLY_APPLIED,
+            Condition.APPLIED,
+        ), (at, report)
+        found.add(report.condition)
+        again = small.folder / "again"
+        shutil.copytree(target, again)
+        put_in(small, target)
+        assert world.snapshot(target) == ends["whole"], at
+        if report.condition is Condition.NOT_APPLIED or report.record is not None:
+            take_out(small, again)
+            assert world.snapshot(again) == ends["released"], at
+        shutil.rmtree(target)
+        shutil.rmtree(again)
+    assert at > 40
+    assert Condition.PARTLY_APPLIED in found
+
+
+def test_rollback_that_fails_keeps_the_journal(
+    small: world.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = small.unpacked()
+    before = world.snapshot(target)
+    real, renames = Path.replace, []
+
+    def replace(self: Path, other: Path) -> Path:
+        if "srt" in str(other):
+            renames.append(other)
+            if len(renames) >= 2:
+                fail()
+        return real(self, other)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(PatchSeriesError, match=r"could not put back.*reverse"):
+        put_in(small, target)
+    monkeypatch.undo()
+    report = status.examine(small.repository, targets.locate(target))
+    assert report.condition is Condition.PARTLY_APPLIED
+    take_out(small, target)
+    assert world.snapshot(target) == before
