@@ -43,8 +43,9 @@ class Engine(Protocol):
 
 
 class Client:
-    """Drives the server at `url`, one request at a time. timeout_s: longest silence within one
-    request.
+    """Drives the server at `url`, one request at a time.
+
+    timeout_s: longest silence within one request, in seconds.
     """
 
     def __init__(self, url: str, timeout_s: float = 300.0) -> None:
@@ -66,8 +67,9 @@ class Client:
         return _answer(reply, len(ids), new_tokens)
 
     def flush(self, timeout_s: float = 30.0) -> None:
-        """POST /flush_cache, again while the server still retires the last request (400). Raises
-        BenchError.
+        """POST /flush_cache, again while it says 400: the last request is still being retired.
+
+        Raises BenchError after `timeout_s` seconds of that, and for any other refusal.
         """
         deadline = time.monotonic() + timeout_s
         while True:

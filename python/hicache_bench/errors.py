@@ -2,9 +2,7 @@
 
 
 class BenchError(Exception):
-    """The run could not give a result. One message: what, where, what was expected, what to type
-    next.
-    """
+    """The run could not give a result. Says what, where, what was expected, what to type next."""
 
     exit_code = 1
 

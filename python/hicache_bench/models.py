@@ -1,6 +1,4 @@
-"""Tiny random hybrid checkpoints, made on the spot, and what the workload must know of any
-checkpoint.
-"""
+"""Tiny random hybrid checkpoints, made on the spot, and what is to be known of any checkpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -131,8 +130,8 @@ def load(path: Path, name: str | None = None) -> Checkpoint:
     """Describe the checkpoint in the folder `path`, from its config.json. Raises UsageError."""
     file = path / "config.json"
     try:
-        config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        config = dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(
             f"{file}: not a readable model configuration ({error}); expected a checkpoint folder "
             f"or one of {', '.join(names())}; type: python -m hicache_bench --model lfm2"
@@ -148,11 +147,9 @@ def load(path: Path, name: str | None = None) -> Checkpoint:
 
 
 def make(name: str, folder: Path) -> Checkpoint:
-    """The tiny checkpoint `name` under `folder`, written once and used again while its recipe is
-    the same.
+    """The tiny checkpoint `name` under `folder`, made where it is not there yet.
 
-    Same recipe, same torch and transformers: same bytes. Two processes may make it at the same
-    time.
+    The same recipe, torch and transformers give the same bytes. Two processes may make it at once.
     """
     recipe = RECIPES[name]
     versions = [metadata.version(package) for package in ("torch", "transformers")]
@@ -171,12 +168,12 @@ def make(name: str, folder: Path) -> Checkpoint:
 
 
 def _publish(beside: Path, path: Path) -> None:
+    beside.chmod(0o755)  # mkdtemp's is for its maker alone
     try:
         beside.rename(path)
     except OSError:
-        if not (
-            path / "config.json"
-        ).exists():  # else another process was first, with the same bytes
+        # Another process may have been first, with the same bytes.
+        if not (path / "config.json").exists():
             raise
 
 
@@ -198,29 +195,23 @@ def _fill(name: str, weight: Any, recipe: Recipe, random: Any) -> None:
     if weight.dim() >= 2:
         std = recipe.embedding_std if "embed" in name else recipe.weight_std
         weight.normal_(0.0, std, generator=random)
-    elif name.endswith(
-        "A_log"
-    ):  # the slower the decay, the further back the temporal state remembers
+    elif name.endswith("A_log"):
+        # The slower the decay, the further back the temporal state remembers.
         weight.uniform_(-4.0, -2.0, generator=random)
     elif name.endswith("dt_bias"):
         weight.zero_()
-    elif name.endswith(
-        "linear_attn.norm.weight"
-    ):  # the gated norm, which stores its weight as it is
-        weight.fill_(1.0)
+    elif name.endswith("linear_attn.norm.weight"):
+        weight.fill_(1.0)  # the gated norm stores its weight as it is
     else:
         weight.fill_(recipe.norm)
 
 
 @contextmanager
 def _quiet_transformers() -> Iterator[tuple[Any, Any]]:
-    """torch and transformers, imported late (seconds) and kept from talking while a checkpoint is
-    made.
-    """
+    """torch and transformers, imported late (seconds) and kept from talking in the block."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch = importlib.import_module("torch")
     transformers = importlib.import_module("transformers")
-    warnings = importlib.import_module("warnings")
     logging = transformers.utils.logging
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -20,8 +20,7 @@ _COMPUTED = "#e6e6e6"
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """A bar for each row, in the order of `rows`: the tokens of the measured prompts by where they
-    came from.
+    """A bar for each row, in their order: tokens of the measured prompts by where they came from.
 
     The bar's parts are percentages of the prompt tokens and add up to 100.
     """

@@ -1,5 +1,4 @@
-"""The shared-prefix workload: many prompts share a prefix whose state is made after its Full KV
-left the device.
+"""The shared-prefix workload: the state of a shared prefix is made after its Full KV has left.
 
 For each family a prefix p and two suffixes a, c:
 
@@ -46,9 +45,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Shape:
-    """What the user chose: number of families, prefix and suffix lengths in tokens, seed of the
-    prompts.
-    """
+    """What the user chose: families, tokens of a prefix and of a suffix, seed of the prompts."""
 
     families: int = 4
     prefix: int = 128
@@ -86,17 +83,13 @@ class Sizes:
 
 
 def sizes_for(shape: Shape, policy: Policy) -> Sizes:
-    """Derive the sizes from the workload, so that no choice of lengths and families overflows a
-    pool.
-    """
+    """Derive the sizes from the workload, so that no choice of numbers overflows a pool."""
     # One request runs at a time; four prompts' worth leaves room for it, for what it loads back,
     # and for leaves that are only evicted whole.
     device_tokens = 4 * (shape.prompt + NEW_TOKENS) + 64
-    # sglang wants up to three state slots per running request; eight leave the tree some of its
-    # own.
+    # sglang wants up to three state slots per running request; eight leave some to the tree.
     device_states = 8
-    # A flood must use up both pools: a state slot per prompt, and a quarter more tokens than there
-    # are.
+    # A flood must use up both pools: a state slot for each prompt, and a quarter more tokens.
     flood_prompts = device_states + 2
     flood_length = math.ceil(1.25 * device_tokens / flood_prompts)
     # Long enough to be loaded back, short enough not to be a flood of its own.
@@ -104,8 +97,7 @@ def sizes_for(shape: Shape, policy: Policy) -> Sizes:
     # write_through_selective backs up a node at its second use.
     repeats = 2 if policy == "write_through_selective" else 1
     # Nothing may ever leave the host: room for all that the run could write there, and half as much
-    # again. A request leaves at most two states, one at the prompt's end and one where decoding
-    # stopped.
+    # again. A request leaves two states at most, at the prompt's end and where decoding stopped.
     requests = 3 * shape.families + 2 * flood_prompts + 6
     tokens = shape.families * (shape.prefix + 2 * (shape.suffix + NEW_TOKENS))
     tokens += 2 * flood_prompts * (flood_length + 1) + 6 * 2 * sentinel

@@ -25,6 +25,7 @@ from patchseries.repository import Repository
 
 
 def apply_series(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Apply, or go on applying; the target must fit by file hashes."""
     target = targets.locate(options.target)
     planned = plan.to_apply(repository, target, options.base, options.through)
     apply.execute(planned)
@@ -33,6 +34,7 @@ def apply_series(repository: Repository, options: argparse.Namespace) -> ExitCod
 
 
 def reverse_series(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Take out what is recorded."""
     planned = plan.to_reverse(repository, targets.locate(options.target))
     apply.execute(planned)
     print(f"{options.target}: {planned.done}")
@@ -40,6 +42,7 @@ def reverse_series(repository: Repository, options: argparse.Namespace) -> ExitC
 
 
 def show_status(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Print the one state of a target; done whatever the state is."""
     report = status.examine(repository, targets.locate(options.target), options.base)
     if options.json:
         _print_json(report.as_json())
@@ -56,6 +59,7 @@ def show_status(repository: Repository, options: argparse.Namespace) -> ExitCode
 
 
 def make_tree(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Build a tree at DEST."""
     base = options.base or repository.only_base()
     trees.build(base, options.through, options.dest, repository)
     loaded = series.load(repository, base)
@@ -64,6 +68,7 @@ def make_tree(repository: Repository, options: argparse.Namespace) -> ExitCode:
 
 
 def list_series(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Print the patches of one base or all."""
     listed = [series.load(repository, base) for base in _bases(repository, options)]
     if options.json:
         _print_json({"schema": 1, "bases": [_series_as_json(each) for each in listed]})
@@ -84,6 +89,7 @@ def list_series(repository: Repository, options: argparse.Namespace) -> ExitCode
 
 
 def lint_series(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Print every problem; not so when there is one."""
     bases = _bases(repository, options)
     problems = [problem for base in bases for problem in lint.lint(repository, base)]
     for problem in problems:
@@ -94,6 +100,7 @@ def lint_series(repository: Repository, options: argparse.Namespace) -> ExitCode
 
 
 def test(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Run the registered tests; not so when anything is other than the trailers say."""
     base = options.base or repository.only_base()
     results = runner.run(
         repository, base, options.through, each=options.each, pytest_arguments=options.pytest
@@ -113,6 +120,7 @@ def test(repository: Repository, options: argparse.Namespace) -> ExitCode:
 
 
 def edit_series(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Make the repository with one commit per patch."""
     base = options.base or repository.only_base()
     count = edit.edit(repository, base, options.dest)
     print(f"{options.dest}: {base} as released, and {count} commits")
@@ -120,6 +128,7 @@ def edit_series(repository: Repository, options: argparse.Namespace) -> ExitCode
 
 
 def export_series(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Renew the patch files; with --check, not so when they would change."""
     done = export.export(repository, options.dest, check=options.check)
     write, delete = ("would write", "would delete") if options.check else ("wrote", "deleted")
     for verb, names in ((write, done.written), (delete, done.deleted)):
@@ -130,6 +139,7 @@ def export_series(repository: Repository, options: argparse.Namespace) -> ExitCo
 
 
 def pin_base(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Renew base.toml; with --check, not so when it would change."""
     base = options.base or repository.only_base()
     differs = pinning.renew(repository, base, wheel_folder=options.wheels, check=options.check)
     renewed = "would change" if options.check else "renewed"

@@ -192,7 +192,8 @@ def parse(text: str, patch: str, first_line: int = 1) -> tuple[FileChange, ...]:
             expected="a diff as git writes it, with line counts that are right",
             command="export it again from its commit, do not edit hunks by hand",
         ) from error
-    changes = tuple(_change(file, patch, first_line) for file in files)
+    lines = text.split("\n")
+    changes = tuple(_change(file, lines, patch, first_line) for file in files)
     understood = sum(_line_count(file) for file in files)
     written = len(text.rstrip("\n").split("\n"))
     if understood != written:
@@ -219,22 +220,25 @@ def _line_count(file: PatchedFile) -> int:
     return lines
 
 
-def _change(file: PatchedFile, patch: str, first_line: int) -> FileChange:
-    line = first_line + (file.diff_line_no or 1) - 1
+def _change(file: PatchedFile, lines: list[str], patch: str, first_line: int) -> FileChange:
+    start = (file.diff_line_no or 1) - 1
+    line = first_line + start
     header = [text.rstrip("\n") for text in file.patch_info or ()]
     path, blobs, mode = _read_header(header, f"{patch}:{line}")
     hunks = tuple(_hunk(hunk, first_line) for hunk in file)
     is_added = any(text.startswith("new file") for text in header)
     is_deleted = any(text.startswith("deleted file") for text in header)
-    for side, name, missing in (
-        ("a", file.source_file, is_added),
-        ("b", file.target_file, is_deleted),
-    ):
-        expected = "/dev/null" if missing else f"{side}/{path}"
-        if name != expected:
-            raise PatchSeriesError(
-                f"the file names disagree: {name}", where=f"{patch}:{line}", expected=expected
-            )
+    names = lines[start + len(header) :][:2]
+    expected = [
+        "--- /dev/null" if is_added else f"--- a/{path}",
+        "+++ /dev/null" if is_deleted else f"+++ b/{path}",
+    ]
+    if hunks and names != expected:
+        raise PatchSeriesError(
+            f"the file names disagree: {' and '.join(names)}",
+            where=f"{patch}:{line}",
+            expected=" and ".join(expected),
+        )
     return FileChange(
         path=path,
         old_blob=None if is_added else blobs[0],

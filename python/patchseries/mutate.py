@@ -8,19 +8,24 @@ whose value is not used is taken out, and a returned truth value is flipped.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import copy
 import dataclasses
 import difflib
+import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import sglang_cpu
+from patchseries import trees
+from patchseries.errors import PatchSeriesError
 
 INVERTED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot,
@@ -65,6 +70,22 @@ def added_lines(before: str, after: str) -> set[int]:
 
 def _replacements(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """(what, node to put in its place) for each way to break one node."""
+    if isinstance(node, ast.expr):
+        yield from _of_expression(node)
+    elif isinstance(node, ast.stmt):
+        yield from _of_statement(node)
+    if isinstance(node, ast.If | ast.IfExp):
+        for value in (True, False):
+            changed = copy.copy(node)
+            changed.test = ast.Constant(value)
+            yield f"if `{ast.unparse(node.test)}` -> {value}", changed
+    elif isinstance(node, ast.comprehension) and node.ifs:
+        unfiltered = copy.copy(node)
+        unfiltered.ifs = []
+        yield f"drop filter `{ast.unparse(node.ifs[0])}`", unfiltered
+
+
+def _of_expression(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(node, ast.BoolOp):
         for i, operand in enumerate(node.values):
             rest = node.values[:i] + node.values[i + 1 :]
@@ -78,25 +99,21 @@ def _replacements(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
                 yield f"`{ast.unparse(node)}` -> `{ast.unparse(changed)}`", changed
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield f"drop not of `{ast.unparse(node)}`", node.operand
-    elif isinstance(node, ast.If | ast.IfExp):
-        for value in (True, False):
-            changed_if = copy.copy(node)
-            changed_if.test = ast.Constant(value)
-            yield f"if `{ast.unparse(node.test)}` -> {value}", changed_if
-    elif isinstance(node, ast.comprehension) and node.ifs:
-        changed_loop = copy.copy(node)
-        changed_loop.ifs = []
-        yield f"drop filter `{ast.unparse(node.ifs[0])}`", changed_loop
-    elif isinstance(node, ast.Return) and isinstance(node.value, ast.Constant):
-        if isinstance(node.value.value, bool):
-            yield "flip returned value", ast.Return(ast.Constant(not node.value.value))
-    elif isinstance(node, ast.Continue | ast.Raise) or (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    ):
+
+
+def _of_statement(node: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
+    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    is_assignment = isinstance(node, ast.Assign) and isinstance(
+        node.value, ast.IfExp | ast.Attribute
+    )
+    if isinstance(node, ast.Continue | ast.Raise) or is_call or is_assignment:
         yield f"drop `{ast.unparse(node).splitlines()[0]}`", ast.Pass()
-    elif isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp | ast.Attribute):
-        # Only where the name is bound before: a reassignment, such as a value that is replaced.
-        yield f"drop `{ast.unparse(node)}`", ast.Pass()
+    elif (
+        isinstance(node, ast.Return)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, bool)
+    ):
+        yield "flip returned value", ast.Return(ast.Constant(not node.value.value))
 
 
 class _Replace(ast.NodeTransformer):
@@ -131,12 +148,12 @@ def copy_with(tree: ast.Module, kept: ast.AST) -> ast.Module:
 
 
 def survivors(
-    released: Path, patched: Path, tests: list[str], root: Path, only: str | None = None
+    released: Path, patched: Path, root: Path, only: str | None = None, jobs: int = 2
 ) -> tuple[int, list[Mutant]]:
-    """Run the tests on every mutant of ``patched``; return how many there were, and who lived.
+    """Run the registered tests on every mutant; return how many there were, and who lived.
 
-    ``released`` and ``patched`` hold ``sglang/``; ``tests`` are pytest ids relative to ``root``;
-    ``only`` is a regular expression on ``path:line: what``. Prints a line a mutant.
+    ``released`` and ``patched`` hold ``sglang/``; ``root`` is the checkout with test/registered/;
+    ``only`` is a regular expression on "path:line: what". Prints a line a mutant.
     """
     files = sorted(
         str(path.relative_to(patched))
@@ -149,26 +166,55 @@ def survivors(
         for mutant in mutants(name, (released / name).read_text(), (patched / name).read_text())
         if only is None or re.search(only, f"{name}:{mutant.line}: {mutant.what}")
     ]
-    alive = []
-    with tempfile.TemporaryDirectory(prefix="patchseries-mutate-") as work:
-        tree = Path(work) / "tree"
-        shutil.copytree(patched, tree, ignore=shutil.ignore_patterns("__pycache__"))
-        if _passes(tree, tests, root) is False:
-            raise SystemExit("patchseries mutate: the tests fail without any mutation")
-        for number, mutant in enumerate(todo, 1):
-            target = tree / mutant.path
-            original = target.read_text()
-            target.write_text(mutant.source)
-            for stale in (target.parent / "__pycache__").glob(f"{target.stem}.*"):
-                stale.unlink()
-            lived = _passes(tree, tests, root)
-            target.write_text(original)
-            if lived:
-                alive.append(mutant)
+    tests = [str(path.relative_to(root)) for path in (root / "test/registered").rglob("test_*.py")]
+    tests.sort(
+        key=lambda name: ("fuzz" in name, name)
+    )  # the slow ones last: the first failure ends a run
+    copies: queue.Queue[Path] = queue.Queue()
+    verdicts = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="patchseries-mutate-") as work,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        for number in range(jobs):
+            tree = Path(work) / str(number)
+            shutil.copytree(patched, tree, ignore=shutil.ignore_patterns("__pycache__"))
+            copies.put(tree)
+        if not _passes(tree, tests, root):
+            raise PatchSeriesError(
+                "the registered tests fail without any mutation",
+                where=patched,
+                expected="tests that pass",
+                command="python -m patchseries test --base v0.5.17",
+            )
+
+        def run(mutant: Mutant) -> bool:
+            tree = copies.get()
+            try:
+                return _lives(tree, mutant, tests, root)
+            finally:
+                copies.put(tree)
+
+        for number, (mutant, lived) in enumerate(zip(todo, pool.map(run, todo), strict=True), 1):
+            verdicts[mutant] = lived
             verdict = "SURVIVED" if lived else "caught"
             where = f"{Path(mutant.path).name}:{mutant.line}"
             print(f"{number}/{len(todo)} {verdict:8} {where}: {mutant.what}", flush=True)
-    return len(todo), alive
+    return len(todo), [mutant for mutant in todo if verdicts[mutant]]
+
+
+def _lives(tree: Path, mutant: Mutant, tests: list[str], root: Path) -> bool:
+    """Whether all tests pass on the tree with one mutant in it; the tree is put back."""
+    target = tree / mutant.path
+    original = target.read_text()
+    target.write_text(mutant.source)
+    try:
+        # Byte code is told stale by time and size only.
+        for stale in (target.parent / "__pycache__").glob(f"{target.stem}.*"):
+            stale.unlink()
+        return _passes(tree, tests, root)
+    finally:
+        target.write_text(original)
 
 
 def _passes(tree: Path, tests: list[str], root: Path) -> bool:
@@ -178,3 +224,29 @@ def _passes(tree: Path, tests: list[str], root: Path) -> bool:
         command, cwd=root, env=sglang_cpu.environment(tree), capture_output=True, check=False
     )
     return done.returncode == 0
+
+
+def main() -> int:
+    """Entry point of scripts/mutate."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/mutate",
+        description="Break every condition that the patches add, one at a time, and see a "
+        "registered test fail.",
+        epilog="example: scripts/mutate --jobs 1 'tree_core.py:8'",
+    )
+    parser.add_argument("only", nargs="?", help="regular expression on 'file:line: what'")
+    parser.add_argument("--base", default="v0.5.17", help="the release (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="test runs at a time (default: 2)")
+    arguments = parser.parse_args()
+    released = trees.cached(arguments.base, "base")
+    patched = trees.cached(arguments.base, "all")
+    root = Path(__file__).resolve().parents[2]
+    total, alive = survivors(released, patched, root, arguments.only, arguments.jobs)
+    print(f"{total - len(alive)} of {total} mutants caught")
+    for mutant in alive:
+        print(f"survived: {mutant.path}:{mutant.line}: {mutant.what}")
+    return 1 if alive or not total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

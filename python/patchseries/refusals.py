@@ -8,6 +8,7 @@ from patchseries.status import Condition, Report
 
 
 def refuse_unfit(report: Report, count: int) -> None:
+    """Raise PatchSeriesError unless apply can get from here to the first count patches."""
     reverse = f"python -m patchseries reverse '{report.target.named}', then apply again"
     is_other = report.condition is Condition.OTHER_VERSION
     if is_other or (report.condition is Condition.PARTLY_APPLIED and report.count is None):
@@ -31,6 +32,7 @@ def refuse_unfit(report: Report, count: int) -> None:
 
 
 def refuse_drifted(report: Report) -> None:
+    """Raise PatchSeriesError, with both hashes, where a file is no version that is known."""
     if report.condition is not Condition.DRIFTED:
         return
     first = report.reasons[0]

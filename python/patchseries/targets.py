@@ -102,6 +102,8 @@ def _is_package(folder: Path) -> bool:
 
 def _hint(folder: Path) -> str:
     """The path that was probably meant."""
+    if _is_package(folder / "sglang" / "python" / "sglang"):
+        return f"python -m patchseries status '{folder / 'sglang'}'"
     for above in folder.parents:
         if above.name == "sglang" and _is_package(above):
             return f"python -m patchseries status '{above.parent}'"

@@ -23,6 +23,7 @@ from patchseries.repository import cache_folder
 _NAME = re.compile(
     r"[^-]+-(?P<version>[^-]+)-(?P<python>cp\d+|py3)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$"
 )
+_STDERR = 2  # the descriptor: pip draws its progress bar where that is a terminal
 ABOVE_PACKAGE = "python/"
 """What a path of the git repository has in front of a path in the wheel."""
 
@@ -73,7 +74,7 @@ def fetch(pin: Pin, wheel: Wheel) -> Path:
     print(f"downloading {wheel.file} from the package index", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as work:
         command = _pip_command(pin, wheel, work)
-        done = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
+        done = subprocess.run(command, stdout=_STDERR, check=False)
         downloaded = Path(work) / wheel.file
         if done.returncode != 0 or not downloaded.exists():
             raise PatchSeriesError(

@@ -1,50 +1,33 @@
-"""Runs of the benchmark's own command line, each with real servers on the CPU."""
+"""What the tests of real servers share."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
+import real_bench
 
-
-@dataclass(frozen=True)
-class Run:
-    """Exit status, standard error, and the JSON ({} where there is none)."""
-
-    status: int
-    stderr: str
-    result: dict[str, Any]
-
-
-Bench = Callable[..., Run]
+# A copy that only a restored state goes through, for each checkpoint (kinds: sglang_cpu.kinds).
+STATE_COPY = {"lfm2": "conv_backup", "qwen3next": "temporal_load"}
 
 
 @pytest.fixture(scope="session")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder for checkpoints, results and logs, shared so that a checkpoint is made once."""
-    return tmp_path_factory.mktemp("bench")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the checkpoints."""
+    return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="session")
-def bench(out: Path) -> Bench:
-    """bench(*words, **environment): one run of two families."""
+def dropped(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, real_bench.Run]:
+    """Runs with core where one kind of copy does nothing, by checkpoint; side by side, to save
+    time.
+    """
+    folder = tmp_path_factory.mktemp("dropped")
 
-    def run(*words: str, **environment: str) -> Run:
-        command = [sys.executable, "-m", "hicache_bench", "--families", "2", "--json", "-"]
-        done = subprocess.run(
-            [*command, "--out", str(out), *words],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return Run(done.returncode, done.stderr, json.loads(done.stdout) if done.stdout else {})
+    def run(model: str) -> real_bench.Run:
+        words = ["--model", model, "--trees", "v0.5.17:core"]
+        return real_bench.run(folder / model, models, *words, SGLANG_CPU_DROP=STATE_COPY[model])
 
-    return run
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return dict(zip(STATE_COPY, pool.map(run, STATE_COPY), strict=True))

@@ -459,6 +459,13 @@ def test_no_target(named: str, why: str, small: world.World) -> None:
         assert f"status '{target}'" in caught.value.command
 
 
+def test_folder_above_a_checkout(small: world.World) -> None:
+    checkout = small.checkout("above/sglang")
+    with pytest.raises(PatchSeriesError) as caught:
+        targets.locate(checkout.parent)
+    assert f"status '{checkout}'" in caught.value.command
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -28,7 +28,9 @@ def test_tree_is_the_wheel_with_apply(small: world.World) -> None:
 def test_tree_as_released_is_the_wheel(small: world.World) -> None:
     target = small.unpacked()
     (target / "sglang/srt/run.sh").chmod(0o755)
-    assert world.snapshot(build(small, "tree", "base")) == world.snapshot(target)
+    tree = build(small, "tree", "base")
+    assert world.snapshot(tree) == world.snapshot(target)
+    assert tree.stat().st_mode == target.stat().st_mode
 
 
 def test_destination(small: world.World) -> None:

@@ -139,6 +139,33 @@ def test_gated_norm_as_transformers_has_it() -> None:
         ours(x, gate, residual=x)
 
 
+def test_convolution_takes_the_operators_where_only_cuda_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sglang.srt.layers.attention.mamba import causal_conv1d as module
+
+    from sglang_cpu import server
+
+    for name in ("causal_conv1d_fwd", "causal_conv1d_update_kernel"):
+        monkeypatch.setattr(module, name, None)
+    monkeypatch.setattr(module, "_HAS_CONV1D_KERNEL", False, raising=False)  # as from 0.5.18 on
+    server._patch_convolution()
+    assert module._HAS_CONV1D_KERNEL
+    assert module.causal_conv1d_fwd is sgl_kernel.causal_conv1d_fwd
+    assert module.causal_conv1d_update_kernel is sgl_kernel.causal_conv1d_update
+
+
+def test_a_server_that_cannot_be_set_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_cpu import server
+
+    def fail() -> None:
+        raise ValueError("SGLANG_CPU_DROP: no such kind")
+
+    monkeypatch.setattr(server, "install", fail)
+    with pytest.raises(SystemExit, match=r"sglang_cpu: cannot let sglang run .*SGLANG_CPU_DROP"):
+        server.register()  # sglang swallows every Exception of a plugin
+
+
 def test_slots_of_requests() -> None:
     table = torch.zeros(4, 6, dtype=torch.int32)
     sgl_kernel.assign_req_to_token_pool_cpu(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import unittest
 from types import SimpleNamespace
 
 import host_pools as pools
 import pytest
 import torch
+
+from sglang_cpu import device as host_device
 
 
 @pytest.mark.parametrize(
@@ -40,6 +44,42 @@ def test_other_devices_are_left_alone() -> None:
 def test_pinned_memory() -> None:
     assert not torch.empty(3, pin_memory=True).is_pinned()
     assert torch.equal(torch.ones(3).pin_memory(), torch.ones(3))
+
+
+HICACHE_MODULES = (
+    "sglang.srt.managers.cache_controller",
+    "sglang.srt.managers.schedule_batch",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.mem_cache.common",
+    "sglang.srt.mem_cache.hi_mamba_radix_cache",
+    "sglang.srt.mem_cache.hiradix_cache",
+    "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller",
+    "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler",
+    "sglang.srt.mem_cache.memory_pool",
+    "sglang.srt.mem_cache.memory_pool_host",
+    "sglang.srt.mem_cache.swa_memory_pool",
+    "sglang.srt.mem_cache.unified_radix_cache",
+    "sglang.test.ci.ci_register",
+    "sglang.test.test_utils",
+)
+
+
+def test_what_hicache_s_tests_import_sees_the_host() -> None:
+    for name in HICACHE_MODULES:
+        importlib.import_module(name)
+    seen = {
+        name: module.device_module
+        for name, module in list(sys.modules.items())
+        if name.startswith("sglang.") and hasattr(module, "device_module")
+    }
+    assert {"sglang.srt.managers.cache_controller"} <= seen.keys()
+    assert set(seen.values()) == {host_device}
+
+
+def test_device_modules_of_other_devices() -> None:
+    assert torch.get_device_module("mps") is torch.mps
+    assert torch.get_device_module() is torch.get_device_module("cuda:0") is host_device
+    assert host_device.current_device() == "cpu"
 
 
 def test_mamba_pool_with_speculative_buffers() -> None:

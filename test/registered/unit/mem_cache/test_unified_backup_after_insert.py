@@ -7,9 +7,6 @@ test_unified_component_only_backup.py.
 import unittest
 from unittest import mock
 
-from sglang.srt.mem_cache.unified_cache.components import FullComponent
-from sglang.test.ci.ci_register import register_cpu_ci, register_cuda_ci
-from sglang.test.test_utils import CustomTestCase
 from unified_hicache_harness import (
     EVERYTHING,
     FULL,
@@ -21,6 +18,10 @@ from unified_hicache_harness import (
     needs_host_copies,
     tokens_of,
 )
+
+from sglang.srt.mem_cache.unified_cache.components import FullComponent
+from sglang.test.ci.ci_register import register_cpu_ci, register_cuda_ci
+from sglang.test.test_utils import CustomTestCase
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 register_cuda_ci(est_time=20, suite="base-b-test-1-gpu-small")

@@ -8,10 +8,6 @@ import unittest
 from unittest import mock
 
 import torch
-
-from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
-from sglang.test.ci.ci_register import register_cpu_ci, register_cuda_ci
-from sglang.test.test_utils import CustomTestCase
 from unified_hicache_harness import (
     EVERYTHING,
     FULL,
@@ -23,6 +19,10 @@ from unified_hicache_harness import (
     needs_host_copies,
     tokens_of,
 )
+
+from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
+from sglang.test.ci.ci_register import register_cpu_ci, register_cuda_ci
+from sglang.test.test_utils import CustomTestCase
 
 register_cpu_ci(est_time=15, suite="base-a-test-cpu")
 register_cuda_ci(est_time=15, suite="base-b-test-1-gpu-small")

@@ -7,8 +7,6 @@ A failure names its configuration and seed; run one again by hand with
 import random
 import unittest
 
-from sglang.test.ci.ci_register import register_cpu_ci, register_cuda_ci
-from sglang.test.test_utils import CustomTestCase
 from unified_hicache_harness import (
     FULL,
     MAMBA,
@@ -19,6 +17,9 @@ from unified_hicache_harness import (
     needs_host_copies,
     tokens_of,
 )
+
+from sglang.test.ci.ci_register import register_cpu_ci, register_cuda_ci
+from sglang.test.test_utils import CustomTestCase
 
 register_cpu_ci(est_time=60, suite="base-a-test-cpu")
 register_cuda_ci(est_time=60, suite="base-b-test-1-gpu-small")

@@ -3,9 +3,6 @@
 import unittest
 
 import torch
-
-from sglang.test.ci.ci_register import register_cpu_ci, register_cuda_ci
-from sglang.test.test_utils import CustomTestCase
 from unified_hicache_harness import (
     FULL,
     MAMBA,
@@ -15,6 +12,9 @@ from unified_hicache_harness import (
     needs_host_copies,
     tokens_of,
 )
+
+from sglang.test.ci.ci_register import register_cpu_ci, register_cuda_ci
+from sglang.test.test_utils import CustomTestCase
 
 register_cpu_ci(est_time=10, suite="base-a-test-cpu")
 register_cuda_ci(est_time=10, suite="base-b-test-1-gpu-small")
