@@ -1,6 +1,4 @@
-"""One row of the result: what a measurement on one tree and checkpoint comes to, and whether it is
-as expected.
-"""
+"""One row of the result: what a measurement comes to, and whether that is as expected."""
 
 from __future__ import annotations
 
@@ -85,8 +83,7 @@ class Row:
 
     @property
     def expects_hits(self) -> bool:
-        """Whether every prefix should be found: the tree has component-only backup and the policy
-        uses it.
+        """Whether every prefix should be found: the tree can do it, and the policy asks for it.
 
         Under write-back nothing is backed up at insert, so core changes nothing there (design
         section 5).

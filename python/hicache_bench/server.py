@@ -1,6 +1,4 @@
-"""A server as a process of ours: started in a session of its own, watched while it comes up, ended
-whole.
-"""
+"""A server as a process of ours: started apart, watched while it comes up, ended whole."""
 
 from __future__ import annotations
 
@@ -74,8 +72,7 @@ class Server:
         return self._process.pid
 
     def check(self, grace_s: float = 0.0) -> None:
-        """Raise Cancelled when the run is over, BenchError with the log's tail when the process
-        ended.
+        """Raise Cancelled when the run is over, BenchError with the log's tail on a dead process.
 
         grace_s: how long to wait for that end. A server that is dying closes its sockets first.
         """
@@ -155,9 +152,7 @@ class Server:
 
 
 class Servers:
-    """All servers of one run. Used as a context manager: on leaving, whatever the reason, none is
-    left.
-    """
+    """All servers of one run; a context manager. On leaving, whatever the reason, none is left."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,6 +1,4 @@
-"""The sglang source trees that a run compares: how they are named, found, told apart and
-fingerprinted.
-"""
+"""The sglang source trees that a run compares: named, found, told apart and fingerprinted."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def current_kind(tensors: Sequence[torch.Tensor]) -> str:
     if temporal is None:
         return f"kv_{direction}"
     start = temporal.untyped_storage().data_ptr()
-    is_temporal = start != 0 and any(t.untyped_storage().data_ptr() == start for t in tensors)
+    is_temporal = any(tensor.untyped_storage().data_ptr() == start for tensor in tensors)
     return f"{'temporal' if is_temporal else 'conv'}_{direction}"
 
 

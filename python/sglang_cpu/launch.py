@@ -99,9 +99,7 @@ def layer_table(name: str, table: Tensor, item_size: int, num_layers: int) -> li
             f"{name}: table of addresses {tuple(table.shape)} {table.dtype}; expected "
             f"({num_layers},) torch.uint64"
         )
-    addresses = [int(address) for address in table.tolist()]
-    extents = Extents(current_pools()).of_table(addresses)
-    return [
-        Items(address, extent, item_size, item_size)
-        for address, extent in zip(addresses, extents, strict=True)
-    ]
+    # A layer may seem to reach over those behind it in the same tensor. The last one does not, and
+    # a launch checks its slots against the shortest.
+    extents = Extents(current_pools())
+    return [Items(address, extents.of(address), item_size, item_size) for address in table.tolist()]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from itertools import pairwise
 
 import torch
 
@@ -80,15 +79,6 @@ class Extents:
         if not ends:
             raise IndexError(f"address {address:#x} lies in no buffer of the pools being copied")
         return max(ends) - address
-
-    def of_table(self, addresses: list[int]) -> list[int]:
-        """The same for a table of layers; a layer ends where the next one begins, at the latest."""
-        starts = sorted(addresses)
-        following = dict(pairwise(starts))
-        return [
-            min(self.of(address), following.get(address, address + self.of(address)) - address)
-            for address in addresses
-        ]
 
 
 def _spans(owner: object, depth: int) -> Iterator[tuple[int, int]]:

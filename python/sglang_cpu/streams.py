@@ -187,7 +187,7 @@ def stream(selected: Stream | None) -> Iterator[None]:
         yield
         return
     before = current_stream()
-    _local.stream, selected.open = selected, None
+    _local.stream = selected
     try:
         yield
     finally:

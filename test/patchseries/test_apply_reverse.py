@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -501,6 +502,17 @@ def test_record_whose_hashes_disagree_is_refused(small: world.World) -> None:
     record.write_text(json.dumps(data))
     with pytest.raises(PatchSeriesError, match="disagree"):
         take_out(small, target)
+
+
+def test_way_back_is_held_against_the_released_hash(small: world.World) -> None:
+    whole = status.load(small.repository, world.BASE).ladder
+    wrong = dataclasses.replace(whole, released={**whole.released, world.POOL: "0" * 64})
+    content = patched_by_git(small, "by-git", 3).joinpath("sglang/srt/pool.py").read_bytes()
+    assert whole.rewind(world.POOL, content) == world.RELEASED[world.POOL].encode()
+    with pytest.raises(PatchSeriesError, match=r"gives another file.*expected 000"):
+        wrong.rewind(world.POOL, content)
+    with pytest.raises(PatchSeriesError, match="not a version of this file"):
+        whole.rewind(world.POOL, content + b"x")
 
 
 def test_temporary_names_cannot_be_imported() -> None:

@@ -206,6 +206,23 @@ def test_killed_at_any_step_can_be_completed_and_undone(
     assert Condition.PARTLY_APPLIED in found
 
 
+def test_what_was_left_behind_is_told_and_swept_up(small: world.World) -> None:
+    target = small.unpacked()
+    before = world.snapshot(target)
+    world.write(
+        target,
+        {
+            "sglang/srt/.cache.py.patchseries-new": "half",
+            ".patchseries/.state.json.patchseries-new": "",
+        },
+    )
+    report = status.examine(small.repository, targets.locate(target))
+    assert report.condition is Condition.NOT_APPLIED
+    assert report.notes[0].startswith("a command that was stopped left 2 files behind: ")
+    take_out(small, target)
+    assert world.snapshot(target) == before
+
+
 def test_rollback_that_fails_keeps_the_journal(
     small: world.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -274,6 +274,19 @@ def test_one_stream_waits_for_another(rig: Rig) -> None:
         assert order == ["first", "second"]
 
 
+def test_a_stream_that_waits_for_itself(rig: Rig) -> None:
+    stream, event, order = device.Stream(), device.Event(), []
+    from sglang_cpu.streams import submit
+
+    with transfers.hold() as held, device.stream(stream):
+        event.record()
+        event.wait()
+        submit(lambda: order.append("once"))
+        (transfer,) = held.pending
+        transfer.release()
+    assert order == ["once"] and event.query()
+
+
 def test_a_stream_waits_before_its_block(rig: Rig) -> None:
     first, second, order = device.Stream(), device.Stream(), []
     from sglang_cpu.streams import submit
