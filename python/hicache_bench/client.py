@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import requests
 
-from hicache_bench.errors import BenchError
+from hicache_bench.errors import BenchError, NoAnswer
 
 TIERS = ("device", "host", "storage")
 
@@ -98,7 +98,7 @@ class Client:
                 method, self.url + path, json=json, timeout=self._timeout_s
             )
         except requests.RequestException as error:
-            raise BenchError(f"{method} {self.url}{path}: no answer ({error})") from error
+            raise NoAnswer(f"{method} {self.url}{path}: no answer ({error})") from error
 
 
 def _refused(reply: requests.Response) -> BenchError:

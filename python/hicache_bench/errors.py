@@ -13,5 +13,9 @@ class UsageError(BenchError):
     exit_code = 2
 
 
+class NoAnswer(BenchError):
+    """A request got no answer at all: the server is dying, or dead, or stuck."""
+
+
 class Cancelled(BenchError):
     """The run was ended from outside (Ctrl-C, or another server of the same run failed)."""

@@ -117,7 +117,7 @@ def _workload(row: Row) -> list[str]:
                 )
     for probe in row.measurement.probes:
         device, host, storage = probe.tiers
-        if device or host + storage < probe.length:
+        if host + storage < probe.length:
             lines.append(
                 f"{probe.name}: of the sentinel's {probe.length} tokens {device} came from the "
                 f"device, {host} from the host, {storage} from storage; expected none from the "

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from hicache_bench import launch
 from hicache_bench.client import Client
-from hicache_bench.errors import BenchError, Cancelled, UsageError
+from hicache_bench.errors import BenchError, Cancelled, NoAnswer, UsageError
 from hicache_bench.models import Checkpoint
 from hicache_bench.progress import Reporter
 from hicache_bench.results import Row
@@ -149,9 +149,9 @@ class _Job:
         except UsageError:
             raise
         except BenchError as error:
-            # The end of the process explains more than the broken connection does, and comes
+            # The end of the process explains more than the broken connection does, but comes
             # seconds later.
-            server.check(grace_s=10.0)
+            server.check(grace_s=10.0 if isinstance(error, NoAnswer) else 0.0)
             raise server.failed(str(error)) from error
         finally:
             client.close()

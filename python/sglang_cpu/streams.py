@@ -138,7 +138,7 @@ class Transfer:
         """Run the steps in their order, once."""
         if self.done:
             return
-        self.done = True  # first: a step may wait for an event of this very transfer
+        self.done = True  # first: what failed half-way is not begun again at the end of a hold
         for step in self.steps:
             step()
         self.steps.clear()

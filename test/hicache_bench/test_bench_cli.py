@@ -86,6 +86,53 @@ def test_a_tree_that_is_none_exits_1(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"{tmp_path}: no sglang/launch_server.py" in capsys.readouterr().err
 
 
+# A tree whose server is ready at once, and then does as the word in its place says.
+SERVER = """
+import argparse, http.server, json, os
+words = argparse.ArgumentParser()
+words.add_argument("--port", type=int)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        text = json.dumps({"uses_mamba_radix_cache": TRAIT != "plain"}).encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(text)))
+        self.end_headers(); self.wfile.write(text)
+    def do_POST(self):
+        if TRAIT == "dies":
+            print("out of slots", flush=True)
+            os._exit(3)
+        print("refusing", flush=True)
+        self.send_error(418, "no room")
+address = ("127.0.0.1", words.parse_known_args()[0].port)
+http.server.HTTPServer(address, Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize(
+    ("trait", "status", "says"),
+    [
+        ("dies", 1, ["broken: the server ended with status 3", "    out of slots\n"]),
+        ("refuses", 1, ["expected status 200, got 418", "    refusing\n", "the whole log: "]),
+        ("plain", 2, ["not a hybrid model"]),
+    ],
+)
+def test_a_server_that_fails_half_way_shows_its_log(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    trait: str,
+    status: int,
+    says: list[str],
+) -> None:
+    broken = tmp_path / "broken" / "sglang"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").touch()
+    (broken / "launch_server.py").write_text(f"TRAIT = {trait!r}\n{SERVER}")
+    words = ["--model", model(tmp_path), "--trees", f"broken={broken.parent}"]
+    assert cli.main([*words, "--out", str(tmp_path / "out")]) == status
+    printed = capsys.readouterr()
+    for text in says:
+        assert text in printed.err
+
+
 def test_a_server_that_does_not_come_up_exits_1_with_the_tail_of_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,15 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     assert list(json.loads(one)) == list(document())
 
 
+def test_a_reader_of_the_old_file_never_sees_half_of_the_new_one(tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    target.write_text("old")
+    with target.open() as reader:
+        report.write_json(document(), target)
+        assert reader.read() == "old"
+    assert json.loads(target.read_text()) == document()
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
     target = tmp_path / "result.json"
     target.write_text("old")

@@ -22,10 +22,11 @@ SERVER = """
 import http.server, os, subprocess, sys
 port, pids = sys.argv[1:]
 def child(**options):
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], **options)
+    return subprocess.Popen(["sleep", "600"], **options)
 children = [child(), child(start_new_session=True)]  # the second leaves the process group
+orphan = subprocess.check_output(["sh", "-c", "sleep 600 >/dev/null & echo $!"], text=True)
 with open(pids + ".new", "w") as file:
-    file.write(" ".join(str(process.pid) for process in children))
+    file.write(" ".join(str(process.pid) for process in children) + " " + orphan)
 os.rename(pids + ".new", pids)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -121,11 +122,29 @@ def test_stop_leaves_no_process_and_no_scratch_folder(bench: Bench) -> None:
     processes = bench.processes(server)
     scratch = Path(processes[0].environ()["TMPDIR"])
     assert scratch.is_dir()
-    assert [alive(process) for process in processes] == [True] * 3
+    assert [alive(process) for process in processes] == [True] * 4
     server.stop(grace_s=0.2)
     server.stop()
     assert gone(processes)
     assert not scratch.exists()
+
+
+def test_children_have_time_to_tidy_up_when_the_server_is_gone(bench: Bench) -> None:
+    """As multiprocessing's resource tracker does, which removes leaked semaphores."""
+    server = bench.start(
+        script="""
+        import subprocess, sys, time
+        tidy = "import pathlib, sys; sys.stdin.read(); pathlib.Path(sys.argv[1]).touch()"
+        words = [sys.executable, "-c", tidy, sys.argv[2]]
+        child = subprocess.Popen(words, stdin=subprocess.PIPE)
+        print("started", flush=True)
+        time.sleep(600)
+        """
+    )
+    while "started" not in server.log.read_text():
+        server.check(grace_s=0.1)
+    server.stop(grace_s=60)
+    assert bench.pids.exists()
 
 
 def test_stop_also_ends_what_a_dead_server_left_behind(bench: Bench) -> None:
@@ -150,7 +169,7 @@ def test_leaving_the_block_by_an_exception_ends_every_server(tmp_path: Path) -> 
             server.wait_ready(timeout_s=60)
             seen += bench.processes(server)
         raise KeyboardInterrupt
-    assert len(seen) == 6
+    assert len(seen) == 8
     assert gone(seen)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import world
 
-from patchseries import cli, runner
+from patchseries import cli, junit, runner
 from patchseries.series import Patch
 from patchseries.verdict import Expectation, Outcome, Results, judge
 
@@ -190,6 +190,17 @@ def test_command_line(
     edit_tests(small, "pool.KIND", "pool.SIZE")
     assert cli.main([*repo, "test", "--", "-k", "test_kind"]) == 1
     assert "test_kind fails\n" in capsys.readouterr().out
+
+
+def test_worst_of_several_results_counts(tmp_path: Path) -> None:
+    """pytest lists a test again where its teardown fails too, or a plugin reruns it."""
+    case = '<testcase file="a/b.py" classname="a.b.C" name="test_x[p.q]">{}</testcase>'
+    results = ["<skipped/>", "<failure>first</failure>", ""]
+    report = tmp_path / "report.xml"
+    report.write_text(f"<testsuite>{''.join(map(case.format, results))}</testsuite>")
+    found = junit.read(report)
+    assert found.outcomes == {"a/b.py::C::test_x[p.q]": Outcome.FAILED}
+    assert found.details == {"a/b.py::C::test_x[p.q]": "first"}
 
 
 def patch(name: str, *ids: str) -> Patch:

@@ -287,6 +287,22 @@ def test_a_stream_that_waits_for_itself(rig: Rig) -> None:
     assert order == ["once"] and event.query()
 
 
+def test_a_copy_that_fails_is_not_made_again(rig: Rig) -> None:
+    stream, tried = device.Stream(), []
+    from sglang_cpu.streams import submit
+
+    def fail() -> None:
+        tried.append(1)
+        raise RuntimeError("no such memory")
+
+    with transfers.hold() as held:
+        with device.stream(stream):
+            submit(fail)
+        with pytest.raises(RuntimeError, match="no such memory"):
+            held.pending[0].release()
+    assert tried == [1]
+
+
 def test_a_stream_waits_before_its_block(rig: Rig) -> None:
     first, second, order = device.Stream(), device.Stream(), []
     from sglang_cpu.streams import submit
