@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from patchseries import diff, files
+from patchseries import bytecode, diff, files
 from patchseries import state as states
 from patchseries.errors import PatchSeriesError
 from patchseries.plan import Plan
@@ -50,13 +50,16 @@ def _not_written(plan: Plan, error: OSError, but: str, command: str) -> PatchSer
 
 def _change_all(plan: Plan) -> None:
     record = plan.target.record
+    changing = [write.path for write in plan.writes]
     try:
         if plan.writes:
             states.write(record, _journal(plan))
         with files.Transaction(plan.writes) as transaction:
+            bytecode.remove(changing)
             transaction.commit()
             if plan.state is not None:
                 states.write(record, plan.state)
+        bytecode.sweep(changing)
     except files.RollbackFailedError:
         raise  # the journal stays: it is what the next command works from
     except BaseException:
@@ -67,7 +70,7 @@ def _change_all(plan: Plan) -> None:
 def _journal(plan: Plan) -> State:
     """What is recorded while files are renamed, for the next command if this one is killed."""
     if plan.state is not None:
-        return dataclasses.replace(plan.state, phase=Phase.APPLYING)
+        return dataclasses.replace(plan.state, phase=Phase.APPLYING, tests=plan.journal_tests)
     assert plan.previous is not None
     return dataclasses.replace(plan.previous, phase=Phase.REVERSING)
 
@@ -77,10 +80,7 @@ def _remove_made(plan: Plan) -> None:
     record, target = plan.previous, plan.target
     if record is None:
         return
-    for path, before in record.before.items():
-        if before == diff.ABSENT:
-            module = target.path(path)
-            for compiled in (module.parent / "__pycache__").glob(f"{module.stem}.*.pyc"):
-                compiled.unlink(missing_ok=True)
+    added = [path for path, before in record.before.items() if before == diff.ABSENT]
+    bytecode.remove(target.path(path) for path in [*added, *record.tests])
     made = [target.path(folder) for folder in record.folders]
     files.remove_folders([*made, *(folder / "__pycache__" for folder in made)])

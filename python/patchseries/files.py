@@ -167,9 +167,10 @@ def write_durably(
     like: a file whose owner (as far as allowed), permission bits and set-id bits it takes over.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
         if like is None:
             os.fchmod(descriptor, mode)
         else:
@@ -179,6 +180,10 @@ def write_durably(
                     os.fchown(descriptor, model.st_uid, model.st_gid)
             os.fchmod(descriptor, stat.S_IMODE(model.st_mode))
         os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(descriptor)
 
 
 def replace_durably(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -36,6 +36,7 @@ class State:
 
     ladder: the patches to the byte, and the hashes of their files before and after each.
     modes: permission bits of files that the patches delete. folders: made for files that they add.
+    tests: path of each test file that was laid, to the hashes that it has, or may have after a stop.
     """
 
     base: str
@@ -43,6 +44,7 @@ class State:
     ladder: Ladder
     modes: Mapping[str, int]
     folders: tuple[str, ...]
+    tests: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def patches(self) -> tuple[Patch, ...]:
@@ -106,6 +108,7 @@ def _from_data(data: dict[str, Any]) -> State:
         ladder=ladder,
         modes={path: int(each["mode"], 8) for path, each in listed.items() if "mode" in each},
         folders=tuple(str(folder) for folder in data["folders"]),
+        tests={path: tuple(map(str, hashes)) for path, hashes in data["tests"].items()},
     )
     if {path: each["after"] for path, each in listed.items()} != state.after:
         raise ValueError("the hashes of the patches and of the files disagree")
@@ -139,6 +142,7 @@ def render(state: State) -> bytes:
         "patches": patches,
         "files": listed,
         "folders": sorted(state.folders),
+        "tests": {path: list(hashes) for path, hashes in sorted(state.tests.items())},
     }
     return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()
 

@@ -17,6 +17,7 @@ from patchseries.diff import PREFIX
 from patchseries.errors import ExitCode, PatchSeriesError
 
 RECORD_FOLDER = ".patchseries"
+TESTS = "test/"
 RECORD_NAME = "state.json"
 
 
@@ -34,8 +35,21 @@ class Target:
     record: Path
 
     def path(self, name: str) -> Path:
-        """The file that a patch calls by that name."""
-        return self.package / name.removeprefix(PREFIX)
+        """The file that a patch calls by that name.
+
+        `test/...` lies in the checkout; anything else that is no `python/sglang/...` beside sglang/.
+        """
+        if name.startswith(PREFIX):
+            return self.package / name.removeprefix(PREFIX)
+        if name.startswith(TESTS):
+            return self.package.parent.parent / name
+        return self.package.parent / name
+
+    @property
+    def tests(self) -> Path | None:
+        """The test/ folder of a checkout; None where sglang/ is not in a checkout that has one."""
+        folder = self.package.parent.parent / TESTS
+        return folder if self.package.parent.name == "python" and folder.is_dir() else None
 
     def read(self, names: Iterable[str]) -> dict[str, bytes | None]:
         """Content by name; None for a file that is not there.
@@ -86,6 +100,7 @@ def locate(path: Path) -> Target:
     elif whole.name == "sglang" and _is_package(whole):
         package = whole
     else:
+        _refuse_uninstalled(path, whole)
         raise PatchSeriesError(
             "no sglang here",
             where=path,
@@ -93,7 +108,20 @@ def locate(path: Path) -> Target:
             command=_hint(whole),
             code=ExitCode.USAGE,
         )
+    package = package.resolve()  # sglang/ itself may be a link: the record goes where the files are
     return Target(path, package, _record(package))
+
+
+def _refuse_uninstalled(path: Path, whole: Path) -> None:
+    record = whole / RECORD_FOLDER / RECORD_NAME
+    if record.is_file():
+        raise PatchSeriesError(
+            "sglang is gone from here, and the record of an apply was left behind",
+            where=record,
+            expected="sglang/ beside it",
+            command=f"rm -r '{record.parent}', or install sglang again; named was {path}",
+            code=ExitCode.USAGE,
+        )
 
 
 def _is_package(folder: Path) -> bool:

@@ -1,0 +1,98 @@
+"""Time of inserts that trigger nothing: the path is there, KV and state on both tiers."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from array import array
+from typing import Any
+
+import torch
+
+from hicache_bench.cache.engine import Engine
+from hicache_bench.cache.sizes import Inserts, Pools
+
+_FAN = 9  # leaves below each shared page
+_NO_BACKUP = 1 << 30  # a hit count that no node reaches
+
+
+class InsertTree:
+    """A tree of a wanted size, and batches of inserts into it.
+
+    Families of one shared page and leaves of one page below it. `targets` of the leaves are on both
+    tiers, with their states: there a tree with component-only backup asks all of its questions
+    before it finds that nothing is to be copied.
+    """
+
+    def __init__(self, api: Any, wanted: Inserts, page: int) -> None:
+        self._wanted = wanted
+        families = -(-wanted.nodes // (_FAN + 1))
+        leaves = families * _FAN
+        room = (leaves + families + 64) * page
+        # Slots of the tree's own nodes, and of the one insert under way.
+        self.engine = Engine(api, Pools(room, leaves + 64, 1.1, page, room))
+        self._random = random.Random(wanted.seed)
+        self._targets: list[array[int]] = []
+        every = max(1, leaves // wanted.targets)
+        self._fill(families, every)
+        self.nodes = self.engine.nodes()
+
+    def _fill(self, families: int, every: int) -> None:
+        cache, page = self.engine.cache, self.engine.pools.page
+        threshold = cache.write_through_threshold
+        for family in range(families):
+            shared = array("q", range(page * family, page * (family + 1)))
+            for leaf in range(_FAN):
+                own = page * (families + family * _FAN + leaf)
+                tokens = shared + array("q", range(own, own + page))
+                target = (family * _FAN + leaf) % every == 0
+                cache.write_through_threshold = threshold if target else _NO_BACKUP
+                self._insert(tokens)
+                if target:
+                    cache.check_hicache_events()
+                    self._targets.append(tokens)
+        cache.write_through_threshold = _NO_BACKUP
+
+    def _insert(self, tokens: array[int]) -> float:
+        """Insert one path with fresh slots, give back what the tree did not take; its seconds."""
+        engine, api = self.engine, self.engine.api
+        slots = engine.allocator.alloc(len(tokens))
+        state = engine.req_pool.mamba_allocator.alloc(1)
+        params = api.InsertParams(key=api.RadixKey(tokens), value=slots, mamba_value=state)
+        began = time.perf_counter()
+        result = engine.cache.insert(params)
+        seconds = time.perf_counter() - began
+        if result.mamba_exist:
+            engine.req_pool.mamba_allocator.free(state)
+        return seconds
+
+    def batch(self) -> dict[str, Any]:
+        """One batch of inserts at random targets: seconds of each, and what they triggered."""
+        writes = self._writes()
+        chosen = [self._random.choice(self._targets) for _ in range(self._wanted.batch)]
+        gc.collect()
+        gc.disable()
+        try:
+            seconds = [self._insert(tokens) for tokens in chosen]
+        finally:
+            gc.enable()
+        return {"seconds": seconds, "backups": self._writes() - writes}
+
+    def _writes(self) -> int:
+        """States on the host: each backup would add one."""
+        return self.engine.host_used()["mamba"]
+
+    def targets_on_both_tiers(self) -> int:
+        """Targets whose KV and state are on the device and on the host."""
+        api, core = self.engine.api, self.engine.cache.tree_core
+        count = 0
+        for node in core._collect_all_nodes():
+            parts = node.component_data
+            values = [
+                value
+                for kind in (api.ComponentType.FULL, api.ComponentType.MAMBA)
+                for value in (parts[kind].value, parts[kind].host_value)
+            ]
+            count += all(isinstance(value, torch.Tensor) for value in values)
+        return count
