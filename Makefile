@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup bench test apply status reverse lint clean
+.PHONY: help setup bench test apply status reverse lint clean check rebuild export wheel dist
 
 BASE ?= v0.5.17
 PY := build/venv/bin/python
@@ -11,8 +11,8 @@ export PYTHONPATH := $(CURDIR)/python
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: ## make the locked environment (once per lock file; 2.5 GB in a cache folder)
-	@scripts/setup
+setup: ## make the locked environment (once per lock file; 2.7 GB in a cache folder)
+	@scripts/setup >/dev/null
 
 bench: setup ## as released and patched side by side on a real server: table, JSON and plot under build/bench/
 	@$(PY) -m hicache_bench
@@ -20,14 +20,33 @@ bench: setup ## as released and patched side by side on a real server: table, JS
 test: setup ## lint, tool tests, registered tests as released and after each patch, real-server tests
 	@scripts/test
 
-apply: setup ## patch a sglang folder or checkout: make apply TARGET=/path
-	@$(PY) -m patchseries apply $(if $(TARGET),"$(TARGET)",)
+apply: target setup ## patch a sglang folder or checkout: make apply TARGET=/path
+	@$(PY) -m patchseries apply "$(TARGET)"
 
-status: setup ## what state a target is in: make status TARGET=/path
-	@$(PY) -m patchseries status $(if $(TARGET),"$(TARGET)",)
+status: target setup ## what state a target is in: make status TARGET=/path
+	@$(PY) -m patchseries status "$(TARGET)"
 
-reverse: setup ## take the series out again: make reverse TARGET=/path
-	@$(PY) -m patchseries reverse $(if $(TARGET),"$(TARGET)",)
+reverse: target setup ## take the series out again: make reverse TARGET=/path
+	@$(PY) -m patchseries reverse "$(TARGET)"
+
+.PHONY: target
+target:
+	@test -n "$(TARGET)" || { echo "make: no TARGET; expected a folder that holds sglang/, or a checkout; type: make $(firstword $(MAKECMDGOALS)) TARGET=/path/to/site-packages" >&2; exit 2; }
+
+check: setup ## say what apply would do, and write nothing: make check TARGET=/path
+	@$(PY) -m patchseries check $(if $(TARGET),"$(TARGET)",--installed)
+
+rebuild: setup ## the series as a git repository, one commit per patch, to edit it in: build/edit/BASE
+	@scripts/rebuild $(BASE)
+
+export: setup ## write the commits of build/edit/BASE back as patches
+	@$(PY) -m patchseries export build/edit/$(BASE)
+
+wheel: setup ## a wheel of the patched release for this python, in dist/
+	@$(PY) -m patchseries wheel --base $(BASE) --out dist
+
+dist: setup ## this project's own wheel and sdist, the series inside, in dist/
+	@$(PY) -m patchseries.dist --out dist
 
 lint: setup ## patches, our packages (ruff, mypy --strict) and what goes upstream (black, isort, ruff)
 	@scripts/lint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -14,17 +15,28 @@ from pathlib import Path
 from types import FrameType
 
 from hicache_bench import launch, models, options, plot, report, runner, trees, workload
+from hicache_bench.cli_common import check_outputs, default_out, resolve_trees
 from hicache_bench.errors import BenchError, UsageError
 from hicache_bench.progress import Reporter
 from hicache_bench.results import Row, failed_expectations
 
+SUBCOMMANDS = {
+    "cache": "hicache_bench.cache.cli",
+    "server": "hicache_bench.url.cli",
+    "readme": "hicache_bench.readme",
+}
+"""Module of each subcommand; without one, the workload runs on servers of our own."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status."""
-    chosen = options.parser().parse_args(argv)
-    launch.hide_gpus(os.environ)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _signals():
+            if words and words[0] in SUBCOMMANDS:
+                return _subcommand(words[0], words[1:])
+            chosen = options.parser().parse_args(words)
+            launch.hide_gpus(os.environ)
             return _shared_prefix(chosen)
     except BenchError as error:
         print(f"hicache_bench: {error}", file=sys.stderr)
@@ -34,6 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             "hicache_bench: interrupted; every server of this run has been ended", file=sys.stderr
         )
         return 1
+
+
+def _subcommand(name: str, words: list[str]) -> int:
+    """Run one of SUBCOMMANDS; each is imported when it is asked for."""
+    if name == "cache":
+        launch.hide_gpus(os.environ)
+    module = importlib.import_module(SUBCOMMANDS[name])
+    status: int = module.main(words)
+    return status
 
 
 def _shared_prefix(chosen: argparse.Namespace) -> int:
@@ -46,10 +67,11 @@ def _shared_prefix(chosen: argparse.Namespace) -> int:
         )
     _check_model(chosen.model)
     out: Path = (chosen.out or default_out()).resolve()
+    check_outputs(*_results(chosen, out))
     settings = runner.Settings(shape, chosen.policy, out / "logs", chosen.jobs)
     with Reporter() as reporter:
         checkpoints = _checkpoints(chosen.model, out / "models", shape, reporter)
-        found = _trees(specs, reporter)
+        found = resolve_trees(specs, reporter)
         result = runner.run(checkpoints, found, settings, reporter)
     _show(result.rows, chosen, out)
     failed = [line for row in result.rows for line in failed_expectations(row)]
@@ -87,22 +109,18 @@ def _checkpoints(
     return found
 
 
-def _trees(specs: Sequence[trees.TreeSpec], reporter: Reporter) -> list[trees.Tree]:
-    found = []
-    for spec in specs:
-        reporter.say(f"{spec.name}: source tree")
-        tree = trees.resolve(spec)
-        reporter.say(f"{spec.name}: {tree.path}")
-        found.append(tree)
-    return found
+def _results(chosen: argparse.Namespace, out: Path) -> tuple[Path, Path]:
+    """Where JSON and plot go. JSON on standard output is written to its file as well."""
+    named = chosen.json and chosen.json != "-"
+    json_path = Path(chosen.json) if named else out / "shared_prefix.json"
+    return json_path, chosen.plot or out / "shared_prefix.png"
 
 
 def _show(rows: Sequence[Row], chosen: argparse.Namespace, out: Path) -> None:
     """Print the table, write JSON and plot. JSON on standard output sends the table to stderr."""
     to_stdout = chosen.json == "-"
     stream = sys.stderr if to_stdout else sys.stdout
-    json_path = Path(chosen.json) if chosen.json and not to_stdout else out / "shared_prefix.json"
-    plot_path = chosen.plot or out / "shared_prefix.png"
+    json_path, plot_path = _results(chosen, out)
     shape = rows[0].measurement.shape
     recorded = {
         **asdict(shape),
@@ -124,12 +142,6 @@ def _show(rows: Sequence[Row], chosen: argparse.Namespace, out: Path) -> None:
     print(f"JSON: {json_path}\nplot: {plot_path}", file=stream)
     if to_stdout:
         print(json.dumps(value, indent=2))
-
-
-def default_out() -> Path:
-    """build/bench of this checkout, or of the current folder where the package is installed."""
-    root = Path(__file__).resolve().parents[2]
-    return (root if (root / "patches").is_dir() else Path.cwd()) / "build" / "bench"
 
 
 @contextmanager

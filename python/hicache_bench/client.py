@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,13 +45,16 @@ class Engine(Protocol):
 class Client:
     """Drives the server at `url`, one request at a time.
 
-    timeout_s: longest silence within one request, in seconds.
+    timeout_s: longest silence within one request, in seconds. headers: sent with each request.
     """
 
-    def __init__(self, url: str, timeout_s: float = 300.0) -> None:
+    def __init__(
+        self, url: str, timeout_s: float = 300.0, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.url = url
         self._timeout_s = timeout_s
         self._session = requests.Session()
+        self._session.headers.update(headers or {})
         self._session.trust_env = False  # a proxy from the environment has no business on 127.0.0.1
 
     def generate(self, ids: Sequence[int], new_tokens: int) -> Answer:

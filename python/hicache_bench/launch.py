@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 
 import sglang_cpu
@@ -18,16 +18,26 @@ HOST = "127.0.0.1"
 
 
 def spec(
-    name: str, checkpoint: Checkpoint, tree: Path, *, shape: Shape, policy: Policy, logs: Path
+    name: str,
+    checkpoint: Checkpoint,
+    tree: Path,
+    *,
+    shape: Shape,
+    policy: Policy,
+    logs: Path,
+    environ: Iterable[tuple[str, str]] = (),
 ) -> ServerSpec:
-    """Everything that starting one server from `tree` takes; its ports are free at this moment."""
+    """Everything that starting one server from `tree` takes; its ports are free at this moment.
+
+    environ: more environment variables, name and value.
+    """
     port = free_port()
     file = re.sub(r"[^\w.+-]+", "-", name)
     sizes = sizes_for(shape, policy)
     return ServerSpec(
         name=name,
         command=command(checkpoint, shape, sizes, policy, port),
-        environ=environment(tree),
+        environ={**environment(tree), **dict(environ)},
         url=f"http://{HOST}:{port}",
         log=logs / f"{file}-{port}.log",
     )

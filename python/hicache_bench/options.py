@@ -18,6 +18,7 @@ examples:
   python -m hicache_bench
   python -m hicache_bench --model lfm2 --families 8 --prefix 512
   python -m hicache_bench --trees v0.5.17:core --trees mine=/src/sglang/python --policy write_back
+  python -m hicache_bench --trees v0.5.17:core --trees v0.5.23:base@rust --trees v0.5.23:base@python
   python -m hicache_bench --json - | jq '.rows[].prefix_hits'
 
 exit status: 0 where each tree shows what it should: one with component-only backup finds every
@@ -45,7 +46,9 @@ def _what(made: argparse.ArgumentParser) -> None:
         action="append",
         metavar="TREE",
         help="a source tree, repeatable: BASE:THROUGH (v0.5.17:base as released, v0.5.17:core, "
-        f"v0.5.17:PATCH) or NAME=FOLDER; default: {' and '.join(trees.DEFAULT)}; "
+        "v0.5.17:PATCH; later releases, from patches/peers.toml: v0.5.18:base) or NAME=FOLDER; "
+        "@rust or @python behind it chooses the tree core, where there are both; "
+        f"default: {' and '.join(trees.DEFAULT)}; "
         "example: --trees mine=/src/sglang/python",
     )
     made.add_argument(

@@ -169,7 +169,14 @@ def write_json(value: dict[str, Any], path: Path) -> None:
 
 
 def write_beside(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path`, then rename it: `path` is never half written."""
+    """Let `write` fill a file beside `path`, then rename it: `path` is never half written.
+
+    A link goes on leading where it leads; a device or a pipe is written to, never replaced.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        write(path)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     os.close(handle)

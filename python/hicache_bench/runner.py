@@ -111,6 +111,7 @@ class _Job:
                 shape=self.settings.shape,
                 policy=self.settings.policy,
                 logs=self.settings.logs,
+                environ=self.tree.environ,
             )
         )
         self.started(server.log)

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hicache_bench import peers
 from hicache_bench.errors import BenchError, UsageError
 from patchseries import trees as patched
 from patchseries.errors import PatchSeriesError
+from patchseries.repository import Repository
 
 DEFAULT = ("v0.5.17:base", "v0.5.17:core")
 
@@ -18,6 +20,7 @@ DEFAULT = ("v0.5.17:base", "v0.5.17:core")
 # patches and upstream's alike, so it tells a tree with component-only incremental backup from one
 # without.
 _MARKER = "def _should_backup_after_insert("
+_CORE_VARIABLE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 _MARKED_FILE = Path("sglang/srt/mem_cache/unified_cache/unified_tree_core.py")
 
 
@@ -29,6 +32,7 @@ class TreeSpec:
     base: str | None = None
     through: str | None = None
     path: Path | None = None
+    core: str | None = None
 
 
 @dataclass(frozen=True)
@@ -36,19 +40,25 @@ class Tree:
     """A folder that holds `sglang/`.
 
     sha256: one digest over every file of `sglang/`, names and bytes, compiled Python left out.
-    incremental: whether it has component-only incremental backup.
+    incremental: whether it has component-only incremental backup. environ: what its server runs
+    with, name and value.
     """
 
     name: str
     path: Path
     sha256: str
     incremental: bool
+    environ: tuple[tuple[str, str], ...] = ()
 
 
 def parse(text: str) -> TreeSpec:
-    """Read `BASE:THROUGH` (v0.5.17:base, v0.5.17:core, v0.5.17:PATCH) or `NAME=FOLDER`. Raises
+    """Read `BASE:THROUGH` (v0.5.17:base, v0.5.17:core, v0.5.17:PATCH) or `NAME=FOLDER`.
+
+    `@rust` or `@python` behind it asks for that tree core; from 0.5.21 on there are both. Raises
     UsageError.
     """
+    whole, text = text, re.sub(r"@(rust|python)$", "", text)
+    core = whole.removeprefix(text).removeprefix("@") or None
     name, equals, folder = text.partition("=")
     if equals:
         if not re.fullmatch(r"[\w.+-]+", name):
@@ -56,16 +66,21 @@ def parse(text: str) -> TreeSpec:
                 f"--trees {text}: the name {name!r} is empty or not of letters, digits and ._+-; "
                 "expected NAME=FOLDER; type: --trees mine=/path/that/holds/sglang"
             )
-        return TreeSpec(name, path=Path(folder).expanduser().resolve())
+        path = Path(folder).expanduser().resolve()
+        if not folder or not path.is_dir():
+            raise UsageError(
+                f"--trees {text}: no such folder; expected one that holds sglang/; "
+                "type: --trees mine=/path/that/holds/sglang"
+            )
+        return TreeSpec(f"{name}, {core} core" if core else name, path=path, core=core)
     base, colon, through = text.partition(":")
     if not (re.fullmatch(r"v\d[\w.]*", base) and colon and re.fullmatch(r"[\w.+-]+", through)):
         raise UsageError(
             f"--trees {text}: expected BASE:THROUGH, as v0.5.17:base (as released) or "
             "v0.5.17:core, or NAME=FOLDER; type: --trees v0.5.17:core"
         )
-    return TreeSpec(
-        f"{base} as released" if through == "base" else f"{base} + {through}", base, through
-    )
+    label = f"{base} as released" if through == "base" else f"{base} + {through}"
+    return TreeSpec(f"{label}, {core} core" if core else label, base, through, core=core)
 
 
 def parse_all(texts: Sequence[str]) -> list[TreeSpec]:
@@ -88,13 +103,19 @@ def resolve(spec: TreeSpec) -> Tree:
     if not (path / "sglang" / "launch_server.py").is_file():
         raise BenchError(
             f"{path}: no sglang/launch_server.py; expected a folder that holds sglang/, such as an "
-            f"unzipped wheel; type: python -m patchseries tree --base v0.5.17 {path}"
+            "unzipped wheel; type: python -m patchseries tree --base v0.5.17 /tmp/sglang-tree"
         )
-    return Tree(spec.name, path, digest(path / "sglang"), has_incremental_backup(path))
+    environ = ((_CORE_VARIABLE, spec.core),) if spec.core else ()
+    sha256 = digest(path / "sglang")
+    return Tree(spec.name, path, sha256, has_incremental_backup(path), environ)
 
 
 def _build(base: str, through: str) -> Path:
     try:
+        repository = Repository.default()
+        released = peers.pins(repository)
+        if through == "base" and base in released and base not in repository.bases():
+            return peers.cached(released[base], repository)
         return patched.cached(base, through)
     except PatchSeriesError as error:
         raise BenchError(f"the tree {base}:{through} could not be built: {error}") from error

@@ -70,7 +70,12 @@ def _change_all(plan: Plan) -> None:
 def _journal(plan: Plan) -> State:
     """What is recorded while files are renamed, for the next command if this one is killed."""
     if plan.state is not None:
-        return dataclasses.replace(plan.state, phase=Phase.APPLYING, tests=plan.journal_tests)
+        before = plan.previous.tests if plan.previous else {}
+        tests = {
+            name: tuple(dict.fromkeys((*plan.state.tests.get(name, ()), *before.get(name, ()))))
+            for name in sorted({*plan.state.tests, *before})
+        }
+        return dataclasses.replace(plan.state, phase=Phase.APPLYING, tests=tests)
     assert plan.previous is not None
     return dataclasses.replace(plan.previous, phase=Phase.REVERSING)
 

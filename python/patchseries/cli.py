@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TypeAlias
 
 from patchseries import commands
 from patchseries.errors import ExitCode, PatchSeriesError
+from patchseries.report import Condition
 from patchseries.repository import Repository
 
 Command = Callable[[Repository, argparse.Namespace], ExitCode]
@@ -26,6 +28,7 @@ exit codes: 0 done, 1 not so, 2 usage
 """
 _TARGET = "a folder that holds sglang/, a git checkout of sglang, or its python/ folder"
 _THROUGH = "stop after this group or patch; 'base' is as released, 'all' (the default) everything"
+_NO_WAIT = "exit 1 where another apply or reverse is at work, and say which process it is"
 _BASE = "the release, such as v0.5.17 (default: the only one there is)"
 _RECOGNISED = "the release, such as v0.5.17 (default: recognised by file hashes)"
 
@@ -42,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if behind and options.run is not commands.test:
         parser.error("only test takes arguments behind --")
     options.pytest = behind
+    if options.run is commands.test and options.checkout and (options.each or options.through):
+        parser.error("--checkout takes neither --each nor --through: it tests what is there")
     try:
         return int(options.run(Repository(options.repo.resolve()), options))
     except PatchSeriesError as error:
@@ -70,9 +75,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     group = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     _add_for_targets(group)
+    _add_wheel(group)
     _add_for_series(group)
     _add_for_maintainers(group)
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
 
 
 Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -92,6 +105,26 @@ def _add(
     return command
 
 
+def _add_target(command: argparse.ArgumentParser) -> None:
+    which = command.add_mutually_exclusive_group(required=True)
+    which.add_argument("target", type=Path, nargs="?", metavar="TARGET", help=_TARGET)
+    which.add_argument(
+        "--installed",
+        action="store_true",
+        help="the sglang of the python that runs this, also an editable install",
+    )
+
+
+def _add_what_to_apply(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--base", help=_RECOGNISED)
+    command.add_argument("--through", metavar="NAME", help=_THROUGH)
+    command.add_argument(
+        "--with-tests",
+        action="store_true",
+        help="also lay our registered tests into test/registered/ of a checkout",
+    )
+
+
 def _add_for_targets(group: Group) -> None:
     command = _add(
         group,
@@ -100,9 +133,19 @@ def _add_for_targets(group: Group) -> None:
         "apply the series to a target, all of it or nothing",
         "apply ~/sglang --through core",
     )
-    command.add_argument("target", type=Path, metavar="TARGET", help=_TARGET)
-    command.add_argument("--base", help=_RECOGNISED)
-    command.add_argument("--through", metavar="NAME", help=_THROUGH)
+    _add_target(command)
+    _add_what_to_apply(command)
+    command.add_argument("--no-wait", action="store_true", help=_NO_WAIT)
+    command = _add(
+        group,
+        "check",
+        commands.check_target,
+        "say what apply would do, and write nothing; exit 1 where it would refuse",
+        "check --installed --json",
+    )
+    _add_target(command)
+    _add_what_to_apply(command)
+    command.add_argument("--json", action="store_true", help="for programs")
     command = _add(
         group,
         "status",
@@ -110,9 +153,15 @@ def _add_for_targets(group: Group) -> None:
         "say what state a target is in, and why",
         "status ~/sglang --json",
     )
-    command.add_argument("target", type=Path, metavar="TARGET", help=_TARGET)
+    _add_target(command)
     command.add_argument("--base", help=_RECOGNISED)
     command.add_argument("--json", action="store_true", help="for programs")
+    command.add_argument(
+        "--expect",
+        choices=[each.value.replace(" ", "-") for each in Condition],
+        metavar="STATE",
+        help="exit 1 in any other state than this one, such as applied or not-applied",
+    )
     command = _add(
         group,
         "reverse",
@@ -120,7 +169,8 @@ def _add_for_targets(group: Group) -> None:
         "take out what apply recorded, and give back the very bytes",
         "reverse ~/sglang",
     )
-    command.add_argument("target", type=Path, metavar="TARGET", help=_TARGET)
+    _add_target(command)
+    command.add_argument("--no-wait", action="store_true", help=_NO_WAIT)
     command = _add(
         group,
         "tree",
@@ -133,6 +183,24 @@ def _add_for_targets(group: Group) -> None:
     )
     command.add_argument("--base", help=_BASE)
     command.add_argument("--through", metavar="NAME", help=_THROUGH)
+
+
+def _add_wheel(group: Group) -> None:
+    command = _add(
+        group,
+        "wheel",
+        commands.build_wheel,
+        "build a wheel of the patched release, with a local version, the same to the byte always",
+        "wheel --base v0.5.17 --out dist/",
+    )
+    command.add_argument("--base", help=_BASE)
+    command.add_argument("--through", metavar="NAME", help=_THROUGH)
+    command.add_argument(
+        "--out", type=Path, default=Path("dist"), metavar="FOLDER", help="default: dist"
+    )
+    command.add_argument(
+        "--all", action="store_true", help="for every pinned python and machine, not just this one"
+    )
 
 
 def _add_for_series(group: Group) -> None:
@@ -159,6 +227,19 @@ def _add_for_series(group: Group) -> None:
     command.add_argument(
         "--each", action="store_true", help="on every prefix of the series, as released included"
     )
+    command.add_argument(
+        "--jobs",
+        type=_positive,
+        default=min(2, os.cpu_count() or 1),
+        metavar="N",
+        help="prefixes to test at the same time with --each (default here: %(default)s)",
+    )
+    command.add_argument(
+        "--checkout",
+        type=Path,
+        metavar="DIR",
+        help="run this patched checkout's own registered tests of HiCache instead",
+    )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the results for programs")
 
 
@@ -174,6 +255,11 @@ def _add_for_maintainers(group: Group) -> None:
         "dest", type=Path, metavar="DEST", help="a folder that is not there, or empty"
     )
     command.add_argument("--base", help=_BASE)
+    command.add_argument(
+        "--renew",
+        action="store_true",
+        help="take the place of an earlier one at DEST, unless it holds what was not exported",
+    )
     command = _add(
         group,
         "export",

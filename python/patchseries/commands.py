@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from typing import Any
 
 from patchseries import (
     apply,
+    checkout,
     edit,
     export,
+    installed,
     lint,
+    localwheel,
+    lock,
+    pin,
     pinning,
     plan,
     runner,
@@ -19,43 +25,90 @@ from patchseries import (
     status,
     targets,
     trees,
+    wheels,
 )
-from patchseries.errors import ExitCode
+from patchseries.errors import ExitCode, PatchSeriesError
+from patchseries.report import Condition
 from patchseries.repository import Repository
 
 
 def apply_series(repository: Repository, options: argparse.Namespace) -> ExitCode:
     """Apply, or go on applying; the target must fit by file hashes."""
-    target = targets.locate(options.target)
-    planned = plan.to_apply(repository, target, options.base, options.through)
-    apply.execute(planned)
-    print(f"{options.target}: {planned.done}")
+    target = _target(options)
+    with lock.hold(target, wait=not options.no_wait):
+        planned = plan.to_apply(
+            repository, target, options.base, options.through, with_tests=options.with_tests
+        )
+        apply.execute(planned)
+    print(f"{target.named}: {planned.done}")
+    return ExitCode.DONE
+
+
+def check_target(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Say what apply would do, and write nothing; not so when it would refuse."""
+    target = _target(options)
+    data: dict[str, Any] = {"schema": 1, "target": str(target.named)}
+    try:
+        planned = plan.to_apply(
+            repository, target, options.base, options.through, with_tests=options.with_tests
+        )
+        plan.require_writable(planned)
+    except PatchSeriesError as error:
+        if not options.json or error.code is not ExitCode.NOT_SO:
+            raise
+        problem = {"what": error.what, "where": error.where, "expected": error.expected}
+        _print_json({**data, "would_apply": False, "problem": {**problem, "type": error.command}})
+        return ExitCode.NOT_SO
+    if options.json:
+        changes = [{"does": verb, "file": str(path)} for verb, path in planned.actions]
+        _print_json({**data, "would_apply": True, "done": planned.done, "changes": changes})
+        return ExitCode.DONE
+    print(f"{target.named}: apply would end with: {planned.done}")
+    for verb, path in planned.actions:
+        print(f"  {verb} {path}")
     return ExitCode.DONE
 
 
 def reverse_series(repository: Repository, options: argparse.Namespace) -> ExitCode:
     """Take out what is recorded."""
-    planned = plan.to_reverse(repository, targets.locate(options.target))
-    apply.execute(planned)
-    print(f"{options.target}: {planned.done}")
+    target = _target(options)
+    with lock.hold(target, wait=not options.no_wait):
+        planned = plan.to_reverse(repository, target)
+        apply.execute(planned)
+    print(f"{target.named}: {planned.done}")
     return ExitCode.DONE
 
 
 def show_status(repository: Repository, options: argparse.Namespace) -> ExitCode:
-    """Print the one state of a target; done whatever the state is."""
-    report = status.examine(repository, targets.locate(options.target), options.base)
+    """Print the one state of a target; not so where another one was expected."""
+    report = status.examine(repository, _target(options), options.base)
+    code = ExitCode.DONE
+    if options.expect and options.expect != report.condition.value.replace(" ", "-"):
+        code = ExitCode.NOT_SO
     if options.json:
         _print_json(report.as_json())
-        return ExitCode.DONE
+        return code
     through = f" through {report.through}" if report.count else ""
-    print(f"{options.target}: {report.condition.value} ({report.base}{through})")
+    print(f"{report.target.named}: {report.condition.value} ({report.base}{through})")
     for each in report.reasons:
         print(f"  {each.path}: {each.reason}")
-        if report.condition is status.Condition.DRIFTED:
+        if report.condition is Condition.DRIFTED:
             print(f"    found {each.found}, expected {' or '.join(each.expected)}")
     for note in report.notes:
         print(f"  note: {note}")
-    return ExitCode.DONE
+    for does, typed in report.commands:
+        print(f"  to {does}, type: {typed}")
+    return code
+
+
+def _target(options: argparse.Namespace) -> targets.Target:
+    """The target that was named, or that of the running python."""
+    if not options.installed:
+        return targets.locate(options.target)
+    folder, note = installed.find()
+    if note:
+        print(f"patchseries: {note}", file=sys.stderr)
+    return targets.locate(folder)
 
 
 def make_tree(repository: Repository, options: argparse.Namespace) -> ExitCode:
@@ -64,6 +117,20 @@ def make_tree(repository: Repository, options: argparse.Namespace) -> ExitCode:
     trees.build(base, options.through, options.dest, repository)
     loaded = series.load(repository, base)
     print(f"{options.dest}: {base} through {loaded.label(loaded.count(options.through))}")
+    return ExitCode.DONE
+
+
+def build_wheel(repository: Repository, options: argparse.Namespace) -> ExitCode:
+    """Build wheels into a folder; say how long it took and what they weigh."""
+    base = options.base or repository.only_base()
+    pinned = pin.read(repository.folder(base))
+    chosen = pinned.wheels if options.all else (wheels.for_this_python(pinned),)
+    for each in chosen:
+        started = time.monotonic()
+        built = localwheel.build(repository, base, options.through, options.out, each)
+        seconds = time.monotonic() - started
+        ours, theirs = built.size / 1e6, built.released_size / 1e6
+        print(f"{built.path}: {ours:.1f} MB, upstream's {theirs:.1f} MB; {seconds:.1f} s")
     return ExitCode.DONE
 
 
@@ -101,10 +168,22 @@ def lint_series(repository: Repository, options: argparse.Namespace) -> ExitCode
 
 def test(repository: Repository, options: argparse.Namespace) -> ExitCode:
     """Run the registered tests; not so when anything is other than the trailers say."""
-    base = options.base or repository.only_base()
-    results = runner.run(
-        repository, base, options.through, each=options.each, pytest_arguments=options.pytest
-    )
+    if options.checkout is not None:
+        target = targets.locate(options.checkout)
+        base, results = (
+            str(options.checkout),
+            [checkout.run(repository, target, pytest_arguments=options.pytest)],
+        )
+    else:
+        base = options.base or repository.only_base()
+        results = runner.run(
+            repository,
+            base,
+            options.through,
+            each=options.each,
+            pytest_arguments=options.pytest,
+            jobs=options.jobs,
+        )
     found = [(each, finding) for each in results for finding in each.verdict.findings]
     for each, finding in found:
         print(f"{base} through {each.through}: {finding.what}")
@@ -122,7 +201,11 @@ def test(repository: Repository, options: argparse.Namespace) -> ExitCode:
 def edit_series(repository: Repository, options: argparse.Namespace) -> ExitCode:
     """Make the repository with one commit per patch."""
     base = options.base or repository.only_base()
-    count = edit.edit(repository, base, options.dest)
+    if options.renew and options.dest.exists():
+        export.require_exported(repository, options.dest)
+        count = edit.renew(repository, base, options.dest)
+    else:
+        count = edit.edit(repository, base, options.dest)
     print(f"{options.dest}: {base} as released, and {count} commits")
     return ExitCode.DONE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import email.utils
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from patchseries import git, pin, series, wheels
@@ -46,13 +46,31 @@ def edit(repository: Repository, base: str, destination: Path) -> int:
         _start(work, base, pinned.version)
         files: dict[str, bytes | None] = {path: content for path, (content, _) in package.items()}
         for patch in loaded.patches:
+            _refuse_upstreamed(patch, files, base)
             _commit_patch(work, patch, files)
+        _count_commits(work, base, len(loaded.patches))
         wheels.give_usual_mode(work)
         work.replace(destination)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
     return len(loaded.patches)
+
+
+def renew(repository: Repository, base: str, destination: Path) -> int:
+    """Make the repository anew in place of an earlier one; errors and result as in `edit`.
+
+    The earlier one stays until the new one is complete.
+    """
+    work = destination.with_name(f".{destination.name}.patchseries-new")
+    shutil.rmtree(work, ignore_errors=True)
+    try:
+        count = edit(repository, base, work)
+        shutil.rmtree(destination)
+        work.replace(destination)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return count
 
 
 def require_empty(destination: Path) -> None:
@@ -84,6 +102,33 @@ def _start(work: Path, base: str, version: str) -> None:
     }
     _commit(work, f"sglang {version} as released\n", author)
     git.run(work, "update-ref", BASE_REF + base, "HEAD")
+
+
+def _refuse_upstreamed(patch: series.Patch, files: Mapping[str, bytes | None], base: str) -> None:
+    """Raise PatchSeriesError for a patch whose every change is in the sources already.
+
+    `git am -3` makes no commit of such a patch, and exits 0.
+    """
+    reversed_files = {change.path: files.get(change.path) for change in patch.changes}
+    try:
+        patch.reverse(reversed_files)
+        patch.apply(reversed_files)
+    except PatchSeriesError:
+        return
+    raise PatchSeriesError(
+        f"upstreamed: {base} has every change of this patch already",
+        where=patch.name,
+        expected="a change that the release lacks",
+        command=f"take it out of patches/{base}/series, then: python -m patchseries pin",
+    )
+
+
+def _count_commits(work: Path, base: str, expected: int) -> None:
+    found = int(git.run(work, "rev-list", "--count", f"{BASE_REF}{base}..HEAD"))
+    if found != expected:
+        raise PatchSeriesError(
+            f"git made {found} commits", where=work, expected=f"{expected}, one per patch"
+        )
 
 
 def _commit_patch(work: Path, patch: series.Patch, files: dict[str, bytes | None]) -> None:

@@ -68,6 +68,8 @@ def export(repository: Repository, source: Path, *, check: bool = False) -> Expo
     Raises PatchSeriesError, having written nothing, for uncommitted changes, a rebase in progress,
     merges, two commits of one name, or a patch that does not apply to the pinned release.
     """
+    if not check:
+        repository.require_checkout()
     base, first = _find_base(source)
     _require_settled(source, first)
     folder = repository.folder(base)
@@ -97,6 +99,17 @@ def export(repository: Repository, source: Path, *, check: bool = False) -> Expo
         with files.Transaction(contents) as transaction:
             transaction.commit()
     return Exported(base, tuple(written), tuple(sorted(deleted)), tuple(unchanged))
+
+
+def require_exported(repository: Repository, source: Path) -> None:
+    """Raise PatchSeriesError where the repository at source holds what patches/ does not."""
+    if not export(repository, source, check=True).is_same:
+        raise PatchSeriesError(
+            "this repository and the series are not the same",
+            where=source,
+            expected="every commit exported, and no patch changed since",
+            command=f"python -m patchseries export '{source}', or rm -r '{source}'",
+        )
 
 
 def _find_base(source: Path) -> tuple[str, str]:
@@ -185,9 +198,9 @@ def _read_commit(source: Path, commit: str) -> message.Message:
     text = _utf8(git.run(source, "format-patch", "-1", "--stdout", *_FORMAT, commit), commit)
     if not text:
         raise PatchSeriesError(
-            f"the commit changes nothing: {written.splitlines()[0]}",
+            f"the commit changes nothing (upstreamed?): {written.splitlines()[0]}",
             where=commit,
-            expected="one idea per commit",
+            expected="one idea per commit, which the release lacks",
             command="git rebase --interactive, and drop it",
         )
     found = message.parse(text, commit)

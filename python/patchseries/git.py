@@ -40,6 +40,9 @@ def environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[st
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return {
         **kept,
+        # git before 2.32 knows no GIT_CONFIG_GLOBAL, and looks into the home folder all the same.
+        "HOME": os.devnull,
+        "XDG_CONFIG_HOME": os.devnull,
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_SYSTEM": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",

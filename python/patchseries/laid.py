@@ -47,10 +47,9 @@ def require_place(target: Target) -> None:
 def to_lay(
     target: Target, record: State | None, wanted: Mapping[str, bytes]
 ) -> tuple[list[files.Write], dict[str, tuple[str, ...]]]:
-    """The files to write, and what state.tests is to hold: path to the hashes that are ours.
+    """The files to write, and what `State.tests` is to hold when they are.
 
-    The hashes are those of the file as it is going to be and, while that may be interrupted, as it
-    is now. A file that is there with the same content and was not laid is not ours.
+    A file that is there with the same content and was not laid is not ours.
 
     Raises PatchSeriesError for a file that is there and is not one that was laid.
     """
@@ -63,8 +62,7 @@ def to_lay(
         if found is None or diff.sha256(found) in known:
             if found != content:
                 writes.append(files.Write(place, content))
-            now = () if found is None else (diff.sha256(found),)
-            laid[name] = tuple(dict.fromkeys((digest, *now)))
+            laid[name] = (digest,)
         elif found != content:
             raise _not_ours(place, digest, "the same with --with-tests")
     for name in sorted(set(laid) - set(wanted)):  # laid by another version of the series

@@ -27,9 +27,7 @@ def _say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def hold(
-    target: Target, *, wait: bool = True, say: Callable[[str], None] = _say
-) -> Iterator[None]:
+def hold(target: Target, *, wait: bool = True, say: Callable[[str], None] = _say) -> Iterator[None]:
     """Hold the lock of a target; where another process has it, say who and wait.
 
     On a file system without locks (some network mounts) it says so and goes on.

@@ -13,12 +13,11 @@ import ast
 import copy
 import dataclasses
 import difflib
+import json
 import queue
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,14 +57,20 @@ class Mutant:
 
 
 def added_lines(before: str, after: str) -> set[int]:
-    """1-based numbers of the lines of ``after`` that ``before`` does not have there."""
-    matcher = difflib.SequenceMatcher(a=before.splitlines(), b=after.splitlines(), autojunk=False)
-    return {
-        line + 1
-        for tag, _, _, start, end in matcher.get_opcodes()
-        if tag in ("insert", "replace")
-        for line in range(start, end)
-    }
+    """1-based numbers of the lines of ``after`` that ``before`` does not have there.
+
+    Of several ways to see an insertion between equal lines, the last one, as git does.
+    """
+    new = after.splitlines()
+    matcher = difflib.SequenceMatcher(a=before.splitlines(), b=new, autojunk=False)
+    added: set[int] = set()
+    for tag, _, _, start, end in matcher.get_opcodes():
+        if tag == "insert":
+            while end < len(new) and new[start] == new[end]:
+                start, end = start + 1, end + 1  # noqa: PLW2901
+        if tag in ("insert", "replace"):
+            added.update(range(start + 1, end + 1))
+    return added
 
 
 def _replacements(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
@@ -167,63 +172,75 @@ def survivors(
         if only is None or re.search(only, f"{name}:{mutant.line}: {mutant.what}")
     ]
     tests = [str(path.relative_to(root)) for path in (root / "test/registered").rglob("test_*.py")]
-    tests.sort(
-        key=lambda name: ("fuzz" in name, name)
-    )  # the slow ones last: the first failure ends a run
-    copies: queue.Queue[Path] = queue.Queue()
-    verdicts = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="patchseries-mutate-") as work,
-        ThreadPoolExecutor(jobs) as pool,
-    ):
-        for number in range(jobs):
-            tree = Path(work) / str(number)
-            shutil.copytree(patched, tree, ignore=shutil.ignore_patterns("__pycache__"))
-            copies.put(tree)
-        if not _passes(tree, tests, root):
+    tests.sort(key=lambda name: ("fuzz" in name, name))  # the slow ones last: a failure ends a run
+    workers: queue.Queue[Worker] = queue.Queue()
+    for _ in range(jobs):
+        workers.put(Worker(patched, root, tests))
+    alive = []
+    with ThreadPoolExecutor(jobs) as pool:
+
+        def lives(mutant: Mutant | None) -> bool:
+            worker = workers.get()
+            try:
+                return worker.lives(mutant)
+            finally:
+                workers.put(worker)
+
+        if not lives(None):
             raise PatchSeriesError(
                 "the registered tests fail without any mutation",
                 where=patched,
                 expected="tests that pass",
                 command="python -m patchseries test --base v0.5.17",
             )
-
-        def run(mutant: Mutant) -> bool:
-            tree = copies.get()
-            try:
-                return _lives(tree, mutant, tests, root)
-            finally:
-                copies.put(tree)
-
-        for number, (mutant, lived) in enumerate(zip(todo, pool.map(run, todo), strict=True), 1):
-            verdicts[mutant] = lived
+        for number, (mutant, lived) in enumerate(zip(todo, pool.map(lives, todo), strict=True), 1):
+            if lived:
+                alive.append(mutant)
             verdict = "SURVIVED" if lived else "caught"
             where = f"{Path(mutant.path).name}:{mutant.line}"
             print(f"{number}/{len(todo)} {verdict:8} {where}: {mutant.what}", flush=True)
-    return len(todo), [mutant for mutant in todo if verdicts[mutant]]
+    while not workers.empty():
+        workers.get().close()
+    return len(todo), alive
 
 
-def _lives(tree: Path, mutant: Mutant, tests: list[str], root: Path) -> bool:
-    """Whether all tests pass on the tree with one mutant in it; the tree is put back."""
-    target = tree / mutant.path
-    original = target.read_text()
-    target.write_text(mutant.source)
-    try:
-        # Byte code is told stale by time and size only.
-        for stale in (target.parent / "__pycache__").glob(f"{target.stem}.*"):
-            stale.unlink()
-        return _passes(tree, tests, root)
-    finally:
-        target.write_text(original)
+class Worker:
+    """A process that has sglang imported from the patched tree, see `patchseries.mutant_worker`."""
 
+    def __init__(self, tree: Path, root: Path, tests: list[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "patchseries.mutant_worker", *tests],
+            cwd=root,
+            env=sglang_cpu.environment(tree),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
 
-def _passes(tree: Path, tests: list[str], root: Path) -> bool:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    command += ["-p", "sglang_cpu.pytest_plugin", "--timeout=300", *tests]
-    done = subprocess.run(
-        command, cwd=root, env=sglang_cpu.environment(tree), capture_output=True, check=False
-    )
-    return done.returncode == 0
+    def lives(self, mutant: Mutant | None) -> bool:
+        """Whether all tests pass with the mutant in place, or without any."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        line = ""
+        if mutant is not None:
+            line = json.dumps({"path": mutant.path, "source": mutant.source})
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline().strip()
+        if answer not in ("survived", "caught"):
+            raise PatchSeriesError(
+                f"the process that runs the tests ended, with {self._process.wait()}",
+                where=self._process.args[-1] if isinstance(self._process.args, list) else "tests",
+                expected="an answer for each mutant",
+                command="scripts/mutate --jobs 1",
+            )
+        return answer == "survived"
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
 
 def main() -> int:

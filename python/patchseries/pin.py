@@ -49,7 +49,11 @@ class PatchResult:
 
 @dataclasses.dataclass(frozen=True)
 class Pin:
-    """Everything in base.toml. files: path to hash as released."""
+    """Everything in base.toml.
+
+    files: path to hash as released. revision: N in the local version of wheels, 0.5.17+hicache.N;
+    raised by hand when a changed series is published.
+    """
 
     base: str
     tag: str
@@ -59,6 +63,7 @@ class Pin:
     wheels: tuple[Wheel, ...]
     files: Mapping[str, str]
     patches: tuple[PatchResult, ...]
+    revision: int = 1
 
 
 def tree_digest(hashes: Mapping[str, str]) -> str:
@@ -88,7 +93,7 @@ def read(folder: Path) -> Pin:
         raise PatchSeriesError(
             f"not TOML: {error}", where=path, expected="TOML as pin writes it", command=renew
         ) from None
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PatchSeriesError(
             f"missing or of the wrong type: {error}",
             where=path,
@@ -110,6 +115,7 @@ def _from_data(data: dict[str, Any]) -> Pin:
             PatchResult(str(each["name"]), dict(each["files"]), str(each["tree"]))
             for each in data.get("patches", [])
         ),
+        revision=int(data.get("revision", 1)),
     )
 
 
@@ -127,6 +133,7 @@ def render(pin: Pin) -> str:
     lines += [
         f"distribution = {_quoted(pin.distribution)}",
         f"version = {_quoted(pin.version)}",
+        f"revision = {pin.revision}  # raise it when wheels of a changed series are published",
     ]
     for wheel in pin.wheels:
         lines += ["", "[[wheels]]", f"file = {_quoted(wheel.file)}"]

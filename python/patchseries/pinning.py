@@ -23,6 +23,8 @@ def renew(
     Raises PatchSeriesError, having written nothing, where a patch does not apply or two wheels
     disagree on a source file.
     """
+    if not check:
+        repository.require_checkout()
     if wheel_folder is None:
         loaded = series.load(repository, base)
         pinned = pin.read(loaded.folder)

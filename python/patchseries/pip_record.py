@@ -29,7 +29,7 @@ OURS = f"{RECORD_FOLDER}/{RECORD_NAME}"
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """RECORD of the distribution that a target was installed as. name: as `Target.path` takes it."""
+    """RECORD of the distribution that a target is. name: as `Target.path` takes it."""
 
     name: str
     content: bytes
@@ -64,7 +64,12 @@ def read(target: Target) -> Record | None:
 def row(name: str, content: bytes) -> str:
     """A line of RECORD, without its end."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-    return f"{name},sha256={digest},{len(content)}"
+    return f"{quoted(name)},sha256={digest},{len(content)}"
+
+
+def quoted(name: str) -> str:
+    """A name as RECORD, which is CSV, writes it."""
+    return '"' + name.replace('"', '""') + '"' if set(name) & set(',"\r\n') else name
 
 
 def updated(
@@ -80,27 +85,26 @@ def updated(
         return record.content  # not as pip writes it: better left alone
     end = "\r\n" if text.endswith("\r\n") else "\n"
     ours = {path.removeprefix(ABOVE_PACKAGE): path for path in ladder.released}
-    lines, seen = [], set()
+    is_added = {name for name, path in ours.items() if ladder.released[path] == diff.ABSENT}
+    lines, kept = [], set()
     for line in text.splitlines(keepends=True):
         name, found = _fields(line)
         path = ours.get(name)
-        if name == OURS and not is_in:
-            continue
-        seen.add(name)
         if path is None or found not in ladder.versions(path):
+            if name == OURS:
+                continue  # goes to the end
             lines.append(line)
-        elif (content := contents[path]) is not None:
-            lines.append(row(name, content) + line[len(line.rstrip("\r\n")) :])
-        elif ladder.released[path] != diff.ABSENT:
-            lines.append(line)
+            kept.add(name)
+        elif name not in is_added:
+            content = contents[path]
+            ending = line[len(line.rstrip("\r\n")) :]
+            lines.append(line if content is None else row(name, content) + ending)
     added = [
         row(name, content)
-        for name, path in sorted(ours.items())
-        if name not in seen
-        and ladder.released[path] == diff.ABSENT
-        and (content := contents[path]) is not None
+        for name in sorted(is_added - kept)
+        if (content := contents[ours[name]]) is not None
     ]
-    if is_in and OURS not in seen:
+    if is_in:
         added.append(f"{OURS},,")
     return "".join([*lines, *(line + end for line in added)]).encode(errors="surrogateescape")
 

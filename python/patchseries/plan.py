@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
-from patchseries import diff, files, pin, refusals, status
+from patchseries import diff, files, laid, pin, pip_record, refusals, status
 from patchseries.errors import PatchSeriesError
 from patchseries.ladder import Ladder
+from patchseries.report import MISSING, UPSTREAM_CHANGED, Condition, FileReason, Report
 from patchseries.repository import Repository
 from patchseries.series import Patch
 from patchseries.state import Phase, State
-from patchseries.status import Condition, Report
 from patchseries.targets import Target
 
 
@@ -31,6 +33,13 @@ class Plan:
     done: str
 
     @property
+    def actions(self) -> list[tuple[str, Path]]:
+        """What happens to which file: change, add or delete."""
+        writing = {each.path: "change" if each.path.exists() else "add" for each in self.writes}
+        deleted = {each.path: "delete" for each in self.writes if each.content is None}
+        return [(does, path) for path, does in (writing | deleted).items()]
+
+    @property
     def changes_nothing(self) -> bool:
         """True when there is nothing to write, record or sweep up."""
         is_settled = not self.writes and self.previous == self.state
@@ -38,9 +47,16 @@ class Plan:
 
 
 def to_apply(
-    repository: Repository, target: Target, base: str | None = None, through: str | None = None
+    repository: Repository,
+    target: Target,
+    base: str | None = None,
+    through: str | None = None,
+    *,
+    with_tests: bool = False,
 ) -> Plan:
     """Work out how to get a target to a prefix of the series.
+
+    with_tests: also lay the registered tests of that prefix into the checkout.
 
     From a shorter prefix, and from an apply or reverse that was stopped, it goes on. From a longer
     one or another version of the series it refuses: taking patches out is for `reverse` to say.
@@ -51,22 +67,36 @@ def to_apply(
     known = status.load(repository, report.base)
     count = known.series.count(through)
     refusals.refuse_unfit(report, count)
-    touched = tuple(sorted(report.contents))
-    if count == 0:
+    if with_tests:
+        laid.require_place(target)
+    label = f"{report.base} through {known.series.label(count)}"
+    if count == 0 or report.is_from_wheel:
         done = "nothing to apply: no patch was asked for"
-        return Plan(target, (), report.record, report.record, touched, done)
+        if count:
+            done = f"already applied: {label}, by the wheel {report.wheel}"
+        return Plan(target, (), report.record, report.record, report.touched, done)
     patches = known.series.patches[:count]
     released = {path: _as_released(report, known, count, path) for path in known.pin.files}
     patched = pin.apply_checked(known.pin, patches, released)
     state = _new_state(known, count, target, released, report.record)
     writes = _writes(target, report.contents, patched, _added_modes(patches))
-    label = f"{report.base} through {known.series.label(count)}"
     done = f"applied {label}: {_counted(count, 'patch', 'patches')}, {_files(writes)} changed"
-    if not writes:
+    tests: list[files.Write] = []
+    if with_tests or _is_laying(report.record):
+        wanted = laid.belonging(repository, known.series, count)
+        tests, now_laid = laid.to_lay(target, report.record, wanted)
+        made = laid.missing_folders(target, now_laid)
+        state = dataclasses.replace(
+            state, tests=now_laid, folders=tuple(sorted({*state.folders, *made}))
+        )
+        done += f"; {_counted(len(now_laid), 'test file', 'test files')} laid"
+    record = _pip_writes(target, report, known.ladder, patched, is_in=True)
+    if not writes and not tests:
         done = f"already applied: {label}"
-        if report.record != state:
+        if report.record != state or record:
             done += "; its record is renewed"
-    return Plan(target, writes, report.record, state, touched, done)
+    touched = tuple(sorted({*report.touched, *state.tests}))
+    return Plan(target, (*writes, *tests, *record), report.record, state, touched, done)
 
 
 def to_reverse(repository: Repository, target: Target) -> Plan:
@@ -76,21 +106,62 @@ def to_reverse(repository: Repository, target: Target) -> Plan:
     """
     report = status.examine(repository, target)
     record = report.record
-    touched = tuple(sorted(report.contents))
+    touched = report.touched
     if record is None:
         if report.condition is Condition.NOT_APPLIED:
             done = f"not applied: {report.base} is as released"
             return Plan(target, (), None, None, touched, done)
         raise refusals.nothing_recorded(report)
-    if report.condition is Condition.NOT_APPLIED:
-        done = "not applied: the files are as released; what was left of an apply is removed"
-        return Plan(target, (), record, None, touched, done)
-    refusals.refuse_drifted(report)
+    if report.condition is not Condition.NOT_APPLIED:
+        refusals.refuse_drifted(report)
     released = {path: record.ladder.rewind(path, report.contents[path]) for path in record.before}
     writes = _writes(target, report.contents, released, record.modes)
+    tests = laid.to_remove(target, record)
     count = _counted(len(record.patches), "patch", "patches")
     done = f"reversed {count}: {_files(writes)} as released again"
-    return Plan(target, writes, record, None, touched, done)
+    if report.condition is Condition.NOT_APPLIED:
+        done = "not applied: the files are as released; what was left of an apply is removed"
+    if tests:
+        done += f"; {_counted(len(tests), 'test file', 'test files')} taken away"
+    pip = _pip_writes(target, report, record.ladder, released, is_in=False)
+    return Plan(target, (*writes, *tests, *pip), record, None, touched, done)
+
+
+def require_writable(planned: Plan) -> None:
+    """Raise PatchSeriesError where it can be seen beforehand that a folder may not be changed."""
+    for write in planned.writes:
+        folder = write.path.parent
+        while not folder.exists():
+            folder = folder.parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PatchSeriesError(
+                "this user may not change a folder",
+                where=folder,
+                expected="a folder that can be written to",
+                command="the same as the user who owns it, or make it writable",
+            )
+
+
+def _is_laying(record: State | None) -> bool:
+    """Was a command stopped that had tests to lay?"""
+    return record is not None and record.phase is not Phase.APPLIED and bool(record.tests)
+
+
+def _pip_writes(
+    target: Target,
+    report: Report,
+    ladder: Ladder,
+    wanted: Mapping[str, bytes | None],
+    *,
+    is_in: bool,
+) -> tuple[files.Write, ...]:
+    if report.pip is None:
+        return ()
+    contents = {**report.contents, **wanted}
+    content = pip_record.updated(report.pip, ladder, contents, is_in=is_in)
+    if content == report.pip.content:
+        return ()
+    return (files.Write(target.path(report.pip.name), content),)
 
 
 def _new_state(
@@ -126,6 +197,7 @@ def _new_state(
         ladder=ladder,
         modes={path: modes[path] for path in touched if path in modes},
         folders=tuple(sorted(folders)),
+        tests=dict(earlier.tests) if earlier else {},
     )
 
 
@@ -154,8 +226,8 @@ def _as_released(report: Report, known: status.Known, count: int, path: str) -> 
         return report.ladder.rewind(path, content)
     found, expected = diff.sha256(content), known.pin.files[path]
     if found != expected and any(path in each for each in known.ladder.results[:count]):
-        reason = status.MISSING if content is None else status.UPSTREAM_CHANGED
-        drift = status.FileReason(path, reason, (expected,), found)
+        reason = MISSING if content is None else UPSTREAM_CHANGED
+        drift = FileReason(path, reason, (expected,), found)
         refusals.refuse_drifted(
             dataclasses.replace(report, condition=Condition.DRIFTED, reasons=(drift,))
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from patchseries import status
+from patchseries import report as reports
 from patchseries.errors import PatchSeriesError
-from patchseries.status import Condition, Report
+from patchseries.report import Condition, Report
 
 
 def refuse_unfit(report: Report, count: int) -> None:
     """Raise PatchSeriesError unless apply can get from here to the first count patches."""
     reverse = f"python -m patchseries reverse '{report.target.named}', then apply again"
+    if report.is_from_wheel and report.count != count:
+        raise _from_wheel(report)
     is_other = report.condition is Condition.OTHER_VERSION
     if is_other or (report.condition is Condition.PARTLY_APPLIED and report.count is None):
         if report.record is not None:
@@ -36,6 +38,8 @@ def refuse_drifted(report: Report) -> None:
     if report.condition is not Condition.DRIFTED:
         return
     first = report.reasons[0]
+    if first.reason == reports.CRLF:
+        raise _crlf(report, first)
     raise PatchSeriesError(
         f"{first.reason}: {first.found}",
         where=report.target.path(first.path),
@@ -48,6 +52,8 @@ def refuse_drifted(report: Report) -> None:
 def nothing_recorded(report: Report) -> PatchSeriesError:
     """What apply and reverse say to patched files that this tool did not patch."""
     named = report.target.named
+    if report.is_from_wheel:
+        return _from_wheel(report)
     if report.condition is Condition.APPLIED:
         command = f"python -m patchseries apply '{named}' --through {report.through}, to record it"
         return PatchSeriesError(
@@ -57,7 +63,7 @@ def nothing_recorded(report: Report) -> PatchSeriesError:
             command=command,
         )
     for each in report.reasons:
-        if each.reason == status.ALREADY_PATCHED:
+        if each.reason == reports.ALREADY_PATCHED:
             return PatchSeriesError(
                 f"{report.condition.value}, and there is no record: this file is patched",
                 where=report.target.path(each.path),
@@ -66,3 +72,28 @@ def nothing_recorded(report: Report) -> PatchSeriesError:
             )
     refuse_drifted(report)
     raise AssertionError(f"nothing is wrong with {named}")
+
+
+def _from_wheel(report: Report) -> PatchSeriesError:
+    release = report.base.removeprefix("v")
+    return PatchSeriesError(
+        f"the series came with the wheel {report.wheel}, through {report.through}",
+        where=report.target.package,
+        expected="a sglang that apply has patched, or one as released",
+        command=f"pip install --force-reinstall --no-deps sglang=={release}",
+    )
+
+
+def _crlf(report: Report, first: reports.FileReason) -> PatchSeriesError:
+    checkout = report.target.package.parent.parent
+    command = "unpack or install it again without converting line ends"
+    if report.target.package.parent.name == "python" and (checkout / ".git").exists():
+        git = f"git -C '{checkout}'"
+        command = f"{git} config core.autocrlf false && {git} rm -r -q --cached . && "
+        command += f"{git} reset --hard (commit your own changes before)"
+    return PatchSeriesError(
+        f"{first.reason} in {len(report.reasons)} files, as git's core.autocrlf makes them",
+        where=report.target.path(first.path),
+        expected=f"LF line ends, as in {report.base}",
+        command=command,
+    )

@@ -10,18 +10,38 @@ from patchseries.errors import ExitCode, PatchSeriesError
 
 PIN_NAME = "base.toml"
 SERIES_NAME = "series"
+_DATA = Path(__file__).resolve().parent / "data"
 
 
 @dataclasses.dataclass(frozen=True)
 class Repository:
-    """A checkout of this project: `patches/`, `test/registered/`, `build/` (can be made anew)."""
+    """A checkout of this project: `patches/`, `test/registered/`, `build/` (can be made anew).
+
+    The installed tool carries the first two in `patchseries/data/`.
+    """
 
     root: Path
 
     @classmethod
     def default(cls) -> Repository:
-        """The checkout that this package lies in."""
-        return cls(Path(__file__).resolve().parents[2])
+        """What this package was installed with, else the checkout that it lies in."""
+        return cls(_DATA if _DATA.is_dir() else Path(__file__).resolve().parents[2])
+
+    @property
+    def is_installed(self) -> bool:
+        """Part of the installed tool: for reading only."""
+        return self.root == _DATA
+
+    def require_checkout(self) -> None:
+        """Raise PatchSeriesError (usage) for a command that changes the series or builds in it."""
+        if self.is_installed:
+            raise PatchSeriesError(
+                "the series of an installed tool is for reading only",
+                where=self.root,
+                expected="a checkout of this project",
+                command="the same with --repo CHECKOUT",
+                code=ExitCode.USAGE,
+            )
 
     @property
     def patches(self) -> Path:
@@ -33,7 +53,7 @@ class Repository:
 
     @property
     def build(self) -> Path:
-        return self.root / "build"
+        return cache_folder() if self.is_installed else self.root / "build"
 
     def bases(self) -> list[str]:
         """Names of the pinned releases, sorted."""

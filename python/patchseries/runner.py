@@ -7,14 +7,17 @@ import dataclasses
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from patchseries import junit, series, testids, trees
 from patchseries.errors import PatchSeriesError
+from patchseries.inorder import InOrder
 from patchseries.repository import Repository
 from patchseries.verdict import Expectation, Finding, Results, Verdict, judge
 
@@ -72,6 +75,31 @@ def sglang_engine() -> Engine:
     return Engine(sglang_cpu.environment, "sglang_cpu.pytest_plugin")
 
 
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of pytest.
+
+    label: for the user. folder: pytest runs in it. tree: holds the sglang/ that is tested.
+    tests: files or folders, relative to `folder`. output: path of the log and the report, without
+    their suffixes.
+    """
+
+    label: str
+    folder: Path
+    tree: Path
+    tests: tuple[str, ...]
+    output: Path
+
+    @property
+    def log(self) -> Path:
+        return self.output.with_name(self.output.name + ".log")
+
+
+def say_to_stderr(line: str) -> None:
+    """Where progress goes."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def run(
     repository: Repository,
     base: str,
@@ -80,10 +108,12 @@ def run(
     each: bool = False,
     pytest_arguments: Sequence[str] = (),
     engine: Engine | None = None,
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    jobs: int = 1,
+    say: Callable[[str], None] = say_to_stderr,
 ) -> list[PrefixResult]:
     """Run the tests on the tree of a prefix, or (each) of every prefix up to it from none on.
 
+    jobs: prefixes that are tested at the same time; what is said keeps their order.
     A tree that cannot be tested is a finding, so that the others still are.
 
     Raises PatchSeriesError for an unknown base or prefix.
@@ -91,22 +121,36 @@ def run(
     engine = engine or sglang_engine()
     loaded = series.load(repository, base)
     last = loaded.count(through)
-    counts = range(last + 1) if each else [last]
-    results = []
-    for number, count in enumerate(counts, 1):
-        label = loaded.label(count)
-        say(f"[{number}/{len(counts)}] {base} through {label}")
-        results.append(
-            _run_prefix(
-                repository, loaded, count, pytest_arguments=pytest_arguments, engine=engine, say=say
+    counts = range(last + 1) if each else range(last, last + 1)
+    speech = InOrder(len(counts), say)
+
+    def test(number: int) -> PrefixResult:
+        tell = speech.of(number)
+        tell(f"[{number + 1}/{len(counts)}] {base} through {loaded.label(counts[number])}")
+        try:
+            result = _run_prefix(
+                repository,
+                loaded,
+                counts[number],
+                pytest_arguments=pytest_arguments,
+                engine=engine,
+                say=tell,
             )
-        )
-        verdict = results[-1].verdict
-        say(
-            f"  {verdict.passed} passed, {verdict.failed_as_expected} failed as they must, "
-            f"{verdict.skipped} skipped, {len(verdict.findings)} findings"
-        )
-    return results
+            verdict = result.verdict
+            tell(
+                f"  {verdict.passed} passed, {verdict.failed_as_expected} failed as they must, "
+                f"{verdict.skipped} skipped, {len(verdict.findings)} findings"
+            )
+            return result
+        finally:
+            speech.end(number)
+
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
+        return list(pool.map(test, range(len(counts))))
+
+
+_BUILDING = threading.Lock()
+"""Trees are built one at a time: the umask is one for the whole process."""
 
 
 def _run_prefix(
@@ -119,43 +163,59 @@ def _run_prefix(
     say: Callable[[str], None],
 ) -> PrefixResult:
     label = loaded.label(count)
-    folder = repository.build / "test"
-    folder.mkdir(parents=True, exist_ok=True)
-    log, report = folder / f"{loaded.base}-{label}.log", folder / f"{loaded.base}-{label}.xml"
-    report.unlink(missing_ok=True)
+    output = repository.build / "test" / f"{loaded.base}-{label}"
     started = time.monotonic()
     try:
-        tree = trees.cached(loaded.base, label, repository)
+        with _BUILDING:
+            tree = trees.cached(loaded.base, label, repository)
     except PatchSeriesError as error:
         verdict = Verdict(0, 0, 0, (Finding(f"no tree to test: {error}"),))
-        return PrefixResult(label, verdict, Results({}, frozenset()), log, 0.0)
-    command = _command(repository, report, engine, pytest_arguments)
-    code = _run_pytest(command, repository.root, engine.environment(tree), log, say)
-    results, failure = _read_report(report, code, log)
+        return PrefixResult(label, verdict, Results({}, frozenset()), output, 0.0)
+    tests = (str(repository.registered.relative_to(repository.root)),)
     expected = Expectation.of(loaded.patches, count)
-    verdict = judge(
-        expected,
-        results,
-        lambda file: _tests_in(repository.root, file),
-        selected=bool(pytest_arguments) or failure is not None,
+    result = run_pytest(
+        Job(label, repository.root, tree, tests, output),
+        engine,
+        pytest_arguments,
+        lambda results, selected: judge(
+            expected, results, lambda file: _tests_in(repository.root, file), selected=selected
+        ),
+        say,
     )
+    return dataclasses.replace(result, seconds=time.monotonic() - started)
+
+
+def run_pytest(
+    job: Job,
+    engine: Engine,
+    pytest_arguments: Sequence[str],
+    judged: Callable[[Results, bool], Verdict],
+    say: Callable[[str], None],
+) -> PrefixResult:
+    """Run one job; `judged` gets the results, and whether they are a part of what there is."""
+    job.output.parent.mkdir(parents=True, exist_ok=True)
+    report = job.output.with_name(job.output.name + ".xml")
+    report.unlink(missing_ok=True)
+    started = time.monotonic()
+    command = _command(job, report, engine, pytest_arguments)
+    code = _run_pytest(command, job.folder, engine.environment(job.tree), job.log, say)
+    results, failure = _read_report(report, code, job.log)
+    verdict = judged(results, bool(pytest_arguments) or failure is not None)
     if failure is not None:
         verdict = dataclasses.replace(verdict, findings=(failure, *verdict.findings))
-    return PrefixResult(label, verdict, results, log, time.monotonic() - started)
+    return PrefixResult(job.label, verdict, results, job.log, time.monotonic() - started)
 
 
-def _command(
-    repository: Repository, report: Path, engine: Engine, pytest_arguments: Sequence[str]
-) -> list[str]:
+def _command(job: Job, report: Path, engine: Engine, pytest_arguments: Sequence[str]) -> list[str]:
     command = [sys.executable, "-m", "pytest", "--verbose", "--no-header", "--tb=short", "-rN"]
-    command += ["--rootdir", str(repository.root), "-p", "no:cacheprovider"]
+    command += ["--rootdir", str(job.folder), "-p", "no:cacheprovider"]
     command += ["--continue-on-collection-errors", "-o", "junit_family=xunit1"]
     command += [f"--junitxml={report}"]
     if engine.plugin:
         command += ["-p", engine.plugin]
-    # Arguments that name tests take the place of the whole folder.
+    # Arguments that name tests take the place of all of them.
     if not any(testids.REGISTERED in argument for argument in pytest_arguments):
-        command.append(str(repository.registered.relative_to(repository.root)))
+        command += job.tests
     return [*command, *pytest_arguments]
 
 

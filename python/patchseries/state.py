@@ -36,7 +36,7 @@ class State:
 
     ladder: the patches to the byte, and the hashes of their files before and after each.
     modes: permission bits of files that the patches delete. folders: made for files that they add.
-    tests: path of each test file that was laid, to the hashes that it has, or may have after a stop.
+    tests: path of each test file that was laid, to the hashes that it may have.
     """
 
     base: str

@@ -3,87 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
+import os
 from collections.abc import Mapping
-from typing import Any
 
-from patchseries import diff, pin, series
+from patchseries import diff, lock, notes, pin, pip_record, series
 from patchseries import state as states
 from patchseries.errors import ExitCode, PatchSeriesError
 from patchseries.ladder import Ladder
+from patchseries.report import (
+    ALREADY_PATCHED,
+    CRLF,
+    MISSING,
+    PATCHED_CHANGED,
+    STILL_RELEASED,
+    UPSTREAM_CHANGED,
+    Condition,
+    FileReason,
+    Report,
+)
 from patchseries.repository import PIN_NAME, Repository
 from patchseries.state import Phase, State
 from patchseries.targets import Target
 
-CRLF = "CRLF line ends"
-MISSING = "file missing"
-PATCHED_CHANGED = "patched file changed"
-STILL_RELEASED = "as released"
-UPSTREAM_CHANGED = "upstream file changed"
-ALREADY_PATCHED = "as patched"
-
 _STOPPED = "an apply or reverse was stopped before its end"
 _UNRECORDED = "not applied by this tool, or its record is gone: apply again to record it"
 _STALE = "the record of an earlier apply is stale: the files were replaced since (reinstalled?)"
-
-
-class Condition(enum.Enum):
-    """The one state that a target is in."""
-
-    NOT_APPLIED = "not applied"
-    APPLIED = "applied"
-    PARTLY_APPLIED = "partly applied"
-    OTHER_VERSION = "applied by another version of the series"
-    DRIFTED = "drifted"
-
-
-@dataclasses.dataclass(frozen=True)
-class FileReason:
-    """Why one file does not fit.
-
-    expected: the hashes that would, as released first. found: hash or `absent`.
-    """
-
-    path: str
-    reason: str
-    expected: tuple[str, ...]
-    found: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """What was found.
-
-    count: patches of today's series that are in, or (partly applied) were going in; None where that
-        cannot be said.
-    ladder: what the files were held against, the recorded patches or today's.
-    contents: path to content of every file that the record or the series touches.
-    """
-
-    target: Target
-    condition: Condition
-    base: str
-    count: int | None
-    through: str
-    ladder: Ladder
-    record: State | None = None
-    contents: Mapping[str, bytes | None] = dataclasses.field(default_factory=dict)
-    reasons: tuple[FileReason, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """For `status --json`; contents left out."""
-        return {
-            "schema": 1,
-            "target": str(self.target.named),
-            "state": self.condition.value,
-            "base": self.base,
-            "through": self.through,
-            "patches": self.count,
-            "recorded": self.record is not None,
-            "files": [dataclasses.asdict(each) for each in self.reasons],
-            "notes": list(self.notes),
-        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +85,27 @@ def examine(repository: Repository, target: Target, base: str | None = None) -> 
     contents = target.read(sorted(paths))
     hashes = {path: diff.sha256(content) for path, content in contents.items()}
     report = _judge(target, record, known, hashes)
-    notes = list(report.notes)
-    left = target.leftovers(contents)
-    if left:
-        notes.append(f"a command that was stopped left {len(left)} files behind: {left[0]}")
-    reasons = tuple(_name_line_ends(each, contents) for each in report.reasons)
+    report = dataclasses.replace(
+        report,
+        record=record,
+        contents=contents,
+        reasons=tuple(_name_line_ends(each, contents) for each in report.reasons),
+        pip=pip_record.read(target),
+        wheel=notes.local_version(target),
+    )
+    working = lock.holder(target.package.parent)
+    if working and working != os.getpid():
+        said = f"process {working} is changing this target right now"
+        return dataclasses.replace(report, notes=(said,))
+    left = target.leftovers(report.touched)
+    is_stopped = left or (record is not None and record.phase is not Phase.APPLIED)
     return dataclasses.replace(
-        report, record=record, contents=contents, reasons=reasons, notes=tuple(notes)
+        report,
+        notes=(
+            *(each for each in report.notes if each != _UNRECORDED or not report.is_from_wheel),
+            *notes.further(report, left),
+        ),
+        commands=notes.ways_on(report) if is_stopped else (),
     )
 
 

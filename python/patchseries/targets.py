@@ -37,7 +37,7 @@ class Target:
     def path(self, name: str) -> Path:
         """The file that a patch calls by that name.
 
-        `test/...` lies in the checkout; anything else that is no `python/sglang/...` beside sglang/.
+        `test/...` lies in the checkout; what is not `python/sglang/...` either, beside sglang/.
         """
         if name.startswith(PREFIX):
             return self.package / name.removeprefix(PREFIX)

@@ -38,7 +38,7 @@ def model(folder: Path, **config: object) -> str:
         (["--jobs", "0"], "--jobs 0: expected at least 1"),
         (["--model", "llama"], "--model llama: expected lfm2, qwen3next, both"),
         (["--trees", "v0.5.17"], "--trees v0.5.17: expected BASE:THROUGH"),
-        (["--trees", "a=/x", "--trees", "a=/y"], "two trees are called 'a'"),
+        (["--trees", "a=/tmp", "--trees", "a=/usr"], "two trees are called 'a'"),
     ],
 )
 def test_bad_values_exit_2_with_the_value_and_a_next_step(
@@ -189,3 +189,23 @@ def test_gpus_are_hidden_before_torch_is_imported(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout == "''\n"
+
+
+def test_a_result_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for words in (["--out", str(file)], ["--json", str(tmp_path)], ["--plot", str(tmp_path)]):
+        assert cli.main(words) == 2
+        said = capsys.readouterr().err
+        assert str(words[1]) in said
+        assert "type: python -m hicache_bench" in said
+
+
+@pytest.mark.parametrize("folder", ["", "/no/such/folder"])
+def test_a_tree_that_is_not_there_is_wrong_usage(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["--trees", f"mine={folder}"]) == 2
+    assert f"mine={folder}: no such folder" in capsys.readouterr().err

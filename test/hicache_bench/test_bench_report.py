@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,29 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path
         report.write_beside(target, fail)
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_device_is_written_to_and_stays_one() -> None:
+    report.write_json(document(), Path("/dev/null"))
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        report.write_json({"small": 1}, pipe)
+        assert json.loads(os.read(reader, 4096)) == {"small": 1}
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_link_keeps_leading_where_it_led(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    real.write_text("old")
+    link.symlink_to(real)
+    report.write_json({"small": 1}, link)
+    assert link.is_symlink()
+    assert json.loads(real.read_text()) == {"small": 1}

@@ -36,9 +36,12 @@ def test_a_base_and_how_far_to_patch_it(text: str, name: str, base: str, through
     assert trees.parse(text) == trees.TreeSpec(name, base, through)
 
 
-def test_a_folder_with_a_name(tmp_path: Path) -> None:
+def test_a_folder_with_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sub", "C:x"):
+        (tmp_path / name).mkdir()
     assert trees.parse(f"mine={tmp_path}/./sub") == trees.TreeSpec("mine", path=tmp_path / "sub")
-    assert trees.parse("mine=C:x").path == Path.cwd() / "C:x"
+    monkeypatch.chdir(tmp_path)
+    assert trees.parse("mine=C:x").path == tmp_path / "C:x"
 
 
 @pytest.mark.parametrize(

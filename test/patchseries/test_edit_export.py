@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import world
 
-from patchseries import edit, export, message, pinning, series
+from patchseries import cli, edit, export, message, pin, pinning, series
 from patchseries.errors import PatchSeriesError
 
 HOSTILE = """\
@@ -102,6 +102,122 @@ def test_settings_of_user_and_repository_change_nothing(
     with (again / ".git" / "config").open("a") as config:
         config.write(HOSTILE)
     assert export.export(small.repository, again, check=True).is_same
+
+
+SEPARATELY = {
+    "noprefix": "[diff]\nnoprefix = true\nmnemonicPrefix = true\n",
+    "renames": "[diff]\nrenames = copies\nrenameLimit = 0\n",
+    "order": "[diff]\norderFile = /nowhere\nalgorithm = patience\ncontext = 0\n",
+    "signoff": "[format]\nsignOff = true\nsignature = nobody\n",
+    "attach": "[format]\nattach = true\n",
+    "inline": '[format]\nattach = ===\nheaders = "X: y\\n"\n',
+    "from": "[format]\nfrom = Else <else@example.com>\nforceInBodyFrom = true\n",
+    "cover": "[format]\ncoverLetter = true\nnumbered = true\nthread = deep\nnotes = true\n",
+    "autocrlf": "[core]\nautocrlf = true\nsafecrlf = true\neol = crlf\n",
+    "quotePath": "[core]\nquotePath = true\nhooksPath = /nowhere\n",
+    "gpgsign": "[commit]\ngpgSign = true\n[gpg]\nprogram = false\n",
+    "latin1": "[i18n]\ncommitEncoding = latin1\nlogOutputEncoding = latin1\n",
+}
+
+
+@pytest.mark.parametrize("setting", SEPARATELY)
+@pytest.mark.parametrize("old_git", [False, True])
+def test_each_setting_alone(
+    setting: str, old_git: bool, small: world.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the user's own config and in the repository's; with a git that knows no GIT_CONFIG_GLOBAL.
+
+    git before 2.32 takes the global config from the home folder whatever that variable says.
+    """
+    home = small.folder / "home"
+    world.write(home, {".gitconfig": SEPARATELY[setting]})
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    if old_git:
+        real = shutil.which("git")
+        script = f'#!/bin/sh\nunset GIT_CONFIG_GLOBAL\nexec {real} "$@"\n'
+        world.write(small.folder, {"bin/git": script})
+        (small.folder / "bin/git").chmod(0o755)
+        monkeypatch.setenv("PATH", str(small.folder / "bin"), prepend=":")
+    again = small.folder / "again"
+    edit.edit(small.repository, world.BASE, again)
+    assert export.export(small.repository, again, check=True).is_same
+    with (again / ".git" / "config").open("a") as config:
+        config.write(SEPARATELY[setting])
+    assert export.export(small.repository, again, check=True).is_same
+
+
+def test_old_git_never_reads_the_home_folder(
+    small: world.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config that git cannot even parse would stop it."""
+    home = small.folder / "home"
+    world.write(home, {".gitconfig": "[diff\n", ".config/git/config": "[diff\n"})
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    script = f'#!/bin/sh\nunset GIT_CONFIG_GLOBAL\nexec {shutil.which("git")} "$@"\n'
+    world.write(small.folder, {"bin/git": script})
+    (small.folder / "bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(small.folder / "bin"), prepend=":")
+    edit.edit(small.repository, world.BASE, small.folder / "again")
+    assert export.export(small.repository, small.folder / "again", check=True).is_same
+
+
+@pytest.mark.parametrize(
+    "surroundings",
+    [
+        {"LC_ALL": "de_DE.UTF-8", "LANG": "de_DE.UTF-8", "LANGUAGE": "de"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+        {"GIT_COMMITTER_NAME": "Somebody Else", "GIT_COMMITTER_EMAIL": "e@example.com"},
+        {"GIT_AUTHOR_DATE": "2001-01-01T00:00:00 +0000", "GIT_COMMITTER_DATE": "@0 +0000"},
+        {"TZ": "Asia/Kolkata"},
+        {"GIT_DIR": "/nowhere", "GIT_WORK_TREE": "/nowhere", "GIT_INDEX_FILE": "/nowhere"},
+        {"GIT_EXTERNAL_DIFF": "false", "GIT_DIFF_OPTS": "-u0", "GIT_PAGER": "false"},
+        {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "diff.noprefix", "GIT_CONFIG_VALUE_0": "1"},
+    ],
+)
+def test_each_surrounding_alone(
+    surroundings: dict[str, str], small: world.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit.edit(small.repository, world.BASE, small.folder / "before")
+    for name, value in surroundings.items():
+        monkeypatch.setenv(name, value)
+    again = small.folder / "again"
+    edit.edit(small.repository, world.BASE, again)
+    assert export.export(small.repository, again, check=True).is_same
+    for name in surroundings:
+        monkeypatch.delenv(name)
+    heads = [world.git(small.folder / name, "rev-parse", "HEAD") for name in ("before", "again")]
+    assert heads[0] == heads[1]
+
+
+def test_tree_hashes_are_renewed(small: world.World) -> None:
+    before = pin.read(small.patches)
+    world.write(small.edited, {world.POOL: (small.edited / world.POOL).read_text() + "MORE = 1\n"})
+    world.commit(small.edited, world.message("More", "x"))
+    export.export(small.repository, small.edited)
+    after = pin.read(small.patches)
+    assert after.patches[:3] == before.patches
+    assert len({each.tree for each in after.patches}) == 4
+    assert not pinning.renew(small.repository, world.BASE, check=True)
+
+
+def test_renew_keeps_what_was_not_exported(
+    small: world.World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool = ["--repo", str(small.repository.root)]
+    place = str(small.edited)
+    assert cli.main([*tool, "edit", "--renew", place]) == 0
+    assert export.export(small.repository, small.edited, check=True).is_same
+    world.write(small.edited, {"python/sglang/srt/other.py": "OTHER = 2\n"})
+    assert cli.main([*tool, "edit", "--renew", place]) == 1
+    assert "not committed" in capsys.readouterr().err
+    world.commit(small.edited, world.message("Other", "x"))
+    assert cli.main([*tool, "edit", "--renew", place]) == 1
+    assert f"export '{place}', or rm -r '{place}'" in capsys.readouterr().err
+    assert cli.main([*tool, "export", place]) == 0
+    assert cli.main([*tool, "edit", "--renew", place]) == 0
+    assert world.git(small.edited, "rev-list", "--count", "HEAD") == "5\n"
 
 
 def test_inside_another_repository(small: world.World) -> None:

@@ -65,14 +65,23 @@ sys.addaudithook(STEPS.hook)
 
 
 @pytest.fixture(autouse=True)
-def counted_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step like the others; the disk itself is left alone, as no power fails here."""
+def counted_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that is stopped got half of it out; nothing is synced, as no power fails here."""
+    real = os.write
 
     def fsync(descriptor: int) -> None:
         if STEPS.active:
             STEPS.seen()
 
+    def write(descriptor: int, content: memoryview) -> int:
+        if not STEPS.active or len(content) < 2:
+            return real(descriptor, content)
+        done = real(descriptor, content[: len(content) // 2])
+        STEPS.seen()
+        return done
+
     monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "write", write)
 
 
 def run_stopped(work: Callable[[], object], folder: Path, at: int, stop: Callable[[], None]) -> int:
@@ -151,59 +160,6 @@ def test_failure_at_any_step_is_rolled_back(
             assert world.snapshot(target) == done, at
         shutil.rmtree(target)
     assert failed > 20
-
-
-def die() -> None:
-    os._exit(9)
-
-
-def killed(work: Callable[[], object], folder: Path, at: int) -> bool:
-    """Run work in a child that is gone, without clean-up, at a step. False if it got through."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            run_stopped(work, folder, at, die)
-            code = 0
-        finally:
-            os._exit(code)
-    _, state = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(state)
-    assert code in (0, 9), code
-    return code == 9
-
-
-@pytest.mark.parametrize("what", [put_in, further, take_out])
-def test_killed_at_any_step_can_be_completed_and_undone(
-    what: Callable[[world.World, Path], None], small: world.World
-) -> None:
-    before, released, whole = prepare(small, what)
-    ends = {"whole": world.snapshot(whole), "released": world.snapshot(released)}
-    target, at = small.folder / "target", 0
-    found: set[Condition] = set()
-    while True:
-        at += 1
-        shutil.copytree(before, target)
-        if not killed(lambda: what(small, target), target, at):
-            break
-        report = status.examine(small.repository, targets.locate(target))
-        assert report.condition in (
-            Condition.NOT_APPLIED,
-            Condition.PARTLY_APPLIED,
-            Condition.APPLIED,
-        ), (at, report)
-        found.add(report.condition)
-        again = small.folder / "again"
-        shutil.copytree(target, again)
-        put_in(small, target)
-        assert world.snapshot(target) == ends["whole"], at
-        if report.condition is Condition.NOT_APPLIED or report.record is not None:
-            take_out(small, again)
-            assert world.snapshot(again) == ends["released"], at
-        shutil.rmtree(target)
-        shutil.rmtree(again)
-    assert at > 40
-    assert Condition.PARTLY_APPLIED in found
 
 
 def test_what_was_left_behind_is_told_and_swept_up(small: world.World) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import dataclasses
+import hashlib
+import io
 import os
 import subprocess
 import zipfile
@@ -199,14 +203,24 @@ def make_wheel(path: Path, sources: Mapping[str, str]) -> None:
     info = "sglang-1.0.dist-info"
     inside = {name.removeprefix("python/"): text for name, text in sources.items()}
     inside["sglang/srt/run.sh"] = "#!/bin/sh\n"
+    inside["sglang/srt/N=1,dtype=fp8.json"] = "{}\n"  # sglang has names like this
     inside[f"{info}/METADATA"] = "Metadata-Version: 2.1\nName: sglang\nVersion: 1.0\n"
     inside[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    inside[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*inside, f"{info}/RECORD"])
+    rows = [record_row(name, text.encode()) for name, text in inside.items()]
+    inside[f"{info}/RECORD"] = "\r\n".join([*rows, f"{info}/RECORD,,", ""])
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in inside.items():
             member = zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0))
             member.external_attr = (0o755 if name.endswith(".sh") else 0o644) << 16
             archive.writestr(member, text.encode())
+
+
+def record_row(name: str, content: bytes) -> str:
+    """A line of pip's RECORD, as pip itself writes it."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow([name, f"sha256={digest}", len(content)])
+    return line.getvalue()
 
 
 def git(folder: Path, *arguments: str, stdin: str = "") -> str:

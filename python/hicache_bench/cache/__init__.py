@@ -1,7 +1,7 @@
 """Replay of workloads on the real UnifiedRadixCache, at upstream's own size, without a model.
 
-Each source tree runs in a process of its own (``worker``), where ``engine`` drives the cache and its
-pools in the scheduler's order; the other side (``driver``, ``run``) starts them, compares what they
-say and shows it. Only ``api``, ``engine``, ``meter``, ``inserts``, ``patterns``, ``workloads`` and
-``worker`` import torch; only ``api`` imports sglang.
+Each source tree runs in a process of its own (``worker``), where ``engine`` drives the cache and
+its pools in the scheduler's order; the other side (``driver``, ``run``) starts them, compares what
+they say and shows it. Only ``engine``, ``meter``, ``inserts``, ``patterns`` and what imports them
+need torch; only ``api`` imports sglang.
 """

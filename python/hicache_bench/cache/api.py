@@ -1,6 +1,7 @@
 """The names of sglang that the replay uses, taken from whatever tree is on PYTHONPATH.
 
-They have no types here: a tree is chosen at run time, and its source is not part of this repository.
+They have no types here: a tree is chosen at run time, and its source is not part of this
+repository.
 """
 
 from __future__ import annotations

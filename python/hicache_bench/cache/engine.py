@@ -157,9 +157,7 @@ class Engine:
             if not patterns.same_bytes(buffer[slots], patterns.rows(hashes, plane, buffer)):
                 raise WrongBytesError(f"reused KV of {len(slots)} tokens differs in plane {plane}")
         for plane, buffer in self._state_planes():
-            if not patterns.same_bytes(
-                buffer[state], patterns.rows(hashes[-1:], plane, buffer)[0]
-            ):
+            if not patterns.same_bytes(buffer[state], patterns.rows(hashes[-1:], plane, buffer)[0]):
                 raise WrongBytesError(
                     f"the reused state is not the one after {len(slots)} tokens (plane {plane})"
                 )

@@ -6,6 +6,7 @@ import gc
 import random
 import time
 from array import array
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,14 @@ from hicache_bench.cache.sizes import Inserts, Pools
 
 _FAN = 9  # leaves below each shared page
 _NO_BACKUP = 1 << 30  # a hit count that no node reaches
+
+
+@dataclass(frozen=True)
+class _Path:
+    """A leaf's path: token ids, and their device slots (int64 [len(tokens)])."""
+
+    tokens: array[int]
+    slots: torch.Tensor
 
 
 class InsertTree:
@@ -33,9 +42,15 @@ class InsertTree:
         # Slots of the tree's own nodes, and of the one insert under way.
         self.engine = Engine(api, Pools(room, leaves + 64, 1.1, page, room))
         self._random = random.Random(wanted.seed)
-        self._targets: list[array[int]] = []
+        self._targets: list[_Path] = []
         every = max(1, leaves // wanted.targets)
-        self._fill(families, every)
+        # The collector would look through a growing tree again and again.
+        gc.disable()
+        try:
+            self._fill(families, every)
+        finally:
+            gc.enable()
+        gc.collect()
         self.nodes = self.engine.nodes()
 
     def _fill(self, families: int, every: int) -> None:
@@ -43,23 +58,36 @@ class InsertTree:
         threshold = cache.write_through_threshold
         for family in range(families):
             shared = array("q", range(page * family, page * (family + 1)))
+            slots = self.engine.allocator.alloc(page)
             for leaf in range(_FAN):
                 own = page * (families + family * _FAN + leaf)
-                tokens = shared + array("q", range(own, own + page))
+                path = _Path(
+                    shared + array("q", range(own, own + page)),
+                    torch.cat([slots, self.engine.allocator.alloc(page)]),
+                )
                 target = (family * _FAN + leaf) % every == 0
                 cache.write_through_threshold = threshold if target else _NO_BACKUP
-                self._insert(tokens)
+                # The first leaf brings the shared page too, the others find it.
+                self._insert(path, known=page if leaf else 0)
                 if target:
                     cache.check_hicache_events()
-                    self._targets.append(tokens)
+                    self._targets.append(path)
         cache.write_through_threshold = _NO_BACKUP
 
-    def _insert(self, tokens: array[int]) -> float:
-        """Insert one path with fresh slots, give back what the tree did not take; its seconds."""
+    def _insert(self, path: _Path, known: int) -> float:
+        """Insert a path of which the tree knows the first `known` tokens; seconds that it took.
+
+        Like a request that reuses them, it brings the tree's own slots for these, so that no slot
+        is given back: the leanest insert there is, of which whatever a patch adds is the most.
+        """
         engine, api = self.engine, self.engine.api
-        slots = engine.allocator.alloc(len(tokens))
         state = engine.req_pool.mamba_allocator.alloc(1)
-        params = api.InsertParams(key=api.RadixKey(tokens), value=slots, mamba_value=state)
+        params = api.InsertParams(
+            key=api.RadixKey(path.tokens),
+            value=path.slots,
+            mamba_value=state,
+            prev_prefix_len=known,
+        )
         began = time.perf_counter()
         result = engine.cache.insert(params)
         seconds = time.perf_counter() - began
@@ -71,10 +99,9 @@ class InsertTree:
         """One batch of inserts at random targets: seconds of each, and what they triggered."""
         writes = self._writes()
         chosen = [self._random.choice(self._targets) for _ in range(self._wanted.batch)]
-        gc.collect()
         gc.disable()
         try:
-            seconds = [self._insert(tokens) for tokens in chosen]
+            seconds = [self._insert(path, known=len(path.tokens)) for path in chosen]
         finally:
             gc.enable()
         return {"seconds": seconds, "backups": self._writes() - writes}

@@ -60,8 +60,8 @@ class Meter:
 
     bytes: by pool ("kv", "mamba") and direction. backups: ordered backups by kind: "whole" (KV and
     state), "kv" (KV alone), "component" (state alone). slots: host slots that the backups of a kind
-    took, by kind and pool. again: Full KV tokens of the nodes that had a component-only backup, which
-    a whole backup would have copied again.
+    took, by kind and pool. again: Full KV tokens of the nodes that had a component-only backup,
+    which a whole backup would have copied again.
     """
 
     def __init__(self, engine: Engine) -> None:

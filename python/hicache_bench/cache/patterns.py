@@ -1,8 +1,8 @@
 """Bytes that follow from tokens, so that what comes back from the host can be told right or wrong.
 
-The KV of a token and a Mamba state both depend on every token before them. Each gets bytes made from
-a 64-bit hash of that prefix, the number of its plane (layer, key or value, kind of state) and the
-place in the row: a row from another token, layer, request or position differs.
+The KV of a token and a Mamba state both depend on every token before them. Each gets bytes made
+from a 64-bit hash of that prefix, the number of its plane (layer, key or value, kind of state) and
+the place in the row: a row from another token, layer, request or position differs.
 """
 
 from __future__ import annotations

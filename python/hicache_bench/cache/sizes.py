@@ -57,7 +57,7 @@ class Chat:
     prompt of the next one.
     """
 
-    conversations: int = 24
+    conversations: int = 40
     turns: int = 8
     system: int = 2_000
     message: int = 300

@@ -1,8 +1,9 @@
 """The process in which one source tree's cache runs: commands in, results out, as JSON lines.
 
 ``python -m hicache_bench.cache.worker``, with the environment of `sglang_cpu.environment`. It is
-started by `hicache_bench.cache.driver`, which sends one object a line, ``{"do": NAME, ...}``, and gets
-one a line, ``{"ok": RESULT}`` or ``{"error": TEXT}``. Whatever sglang prints goes to standard error.
+started by `hicache_bench.cache.driver`, which sends one object a line, ``{"do": NAME, ...}``, and
+gets one a line, ``{"ok": RESULT}`` or ``{"error": TEXT}``. Whatever sglang prints goes to standard
+error.
 """
 
 from __future__ import annotations

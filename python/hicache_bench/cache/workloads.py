@@ -60,9 +60,8 @@ class _Requests:
 def shared_prefix(engine: Engine, shape: SharedPrefix) -> dict[str, Any]:
     """Families in five phases: prefix + a; flood; prefix + b; flood; prefix + c, which counts.
 
-    The state at the prefix's end is made by prefix + b, when its Full KV is on the host already: the
-    Full KV of a and b parts there, so that is where the scheduler keeps the state of that forward
-    pass.
+    The state at the prefix's end is made by prefix + b, when its Full KV is on the host already:
+    a and b part there, so that is where the scheduler keeps the state of that forward pass.
     """
     prompts, meter = _Prompts(shape.seed), Meter(engine)
     began = time.perf_counter()
@@ -79,6 +78,11 @@ def shared_prefix(engine: Engine, shape: SharedPrefix) -> dict[str, Any]:
             sent += 1
         return sent
 
+    if common:
+        # Where two prompts part, the second keeps its state there and nothing beyond it. These two
+        # do so for the common tokens, or a family would have to.
+        for _ in range(2):
+            engine.serve(common + prompts.fresh(shape.flood - shape.common))
     for prefix in prefixes:
         ask(prefix)
     floods = [flood()]
@@ -143,9 +147,7 @@ def tenants(engine: Engine, shape: Tenants) -> dict[str, Any]:
     prompts, meter = _Prompts(shape.seed), Meter(engine)
     chance = random.Random(shape.seed)
     began = time.perf_counter()
-    systems = [
-        prompts.fresh(chance.randint(shape.least, shape.most)) for _ in range(shape.tenants)
-    ]
+    systems = [prompts.fresh(chance.randint(shape.least, shape.most)) for _ in range(shape.tenants)]
     weights = [1 / (rank + 1) ** shape.skew for rank in range(shape.tenants)]
     seen = [0] * shape.tenants
     requests = _Requests()

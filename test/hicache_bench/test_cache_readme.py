@@ -1,0 +1,104 @@
+"""README's figures are those of the committed JSON, or the check says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import bench_world
+import pytest
+from test_cache_judge import CORE, PLAN, RELEASED, outcome
+
+from hicache_bench import cli, readme, report
+from hicache_bench.cache import report as cache_report
+
+FRAME = f"before\n\n{readme.BEGIN}\nold\n{readme.END}\n\nafter\n"
+
+
+def results(folder: Path, **changes: Any) -> Path:
+    rows = [bench_world.released(), bench_world.core()]
+    server = report.document(rows, {"families": 4})
+    cache = cache_report.document(outcome(), PLAN, [RELEASED, CORE])
+    folder.mkdir(exist_ok=True)
+    (folder / readme.SOURCES["server"]).write_text(json.dumps(server))
+    (folder / readme.SOURCES["cache"]).write_text(json.dumps({**cache, **changes}))
+    return folder
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """Options for a README and a JSON of this test, both written."""
+    page, file = tmp_path / "README.md", tmp_path / "docs" / "bench.json"
+    page.write_text(FRAME)
+    options = ["readme", "--readme", str(page), "--json", str(file)]
+    assert cli.main([*options, "--take", str(results(tmp_path / "out"))]) == 0
+    return options
+
+
+def test_the_tables_stand_between_the_marks(words: list[str]) -> None:
+    text = Path(words[2]).read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert (
+        "| shared prefix | core | 10/10 | 0.6400 | 0 / 64,000 | 10 | 7.0 kB / 4.1 MB | 0 |" in text
+    )
+    assert "| lfm2 | v0.5.17 + core | 4/4 | 0.6400 | 5.0e-07 |" in text
+    assert "| 1,000 nodes | core | 1.010 | 1.000 to 1.020 | 0.990 |" in text
+    assert "| Qwen3-Next-80B-A3B | 77.3 MB | 3.3 GB |" in text
+
+
+def test_the_check_agrees_with_what_was_written(words: list[str]) -> None:
+    before = Path(words[2]).read_text()
+    assert cli.main([*words, "--check"]) == 0
+    assert cli.main(words) == 0
+    assert Path(words[2]).read_text() == before
+
+
+def test_a_figure_that_was_changed_by_hand_fails_the_check(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(words[2])
+    changed = page.read_text().replace("| 10/10 | 0.6400", "| 10/10 | 0.9999")
+    page.write_text(changed)
+    capsys.readouterr()
+    assert cli.main([*words, "--check"]) == 1
+    said = capsys.readouterr().err
+    assert "0.9999" in said
+    assert "type: python -m hicache_bench readme" in said
+    assert page.read_text() == changed
+
+
+def test_pictures_are_drawn_beside_the_json(words: list[str]) -> None:
+    folder = Path(words[4]).parent
+    for name in ("cache.png", "cache_growth.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_readme_without_marks_is_refused(words: list[str]) -> None:
+    Path(words[2]).write_text("nothing here\n")
+    assert cli.main(words) == 2
+
+
+def test_figures_of_a_run_that_failed_are_not_taken(words: list[str], tmp_path: Path) -> None:
+    folder = results(tmp_path / "bad", failed_expectations=["something"])
+    before = Path(words[4]).read_text()
+    assert cli.main([*words, "--take", str(folder)]) == 1
+    assert Path(words[4]).read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not JSON"),
+        ("{}", "expected the keys server, cache"),
+        ('{"server": {"schema": 1}, "cache": {"schema": 99}}', "cache is written in schema 99"),
+    ],
+)
+def test_a_json_that_cannot_be_used_is_refused(
+    words: list[str], text: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(words[4]).write_text(text)
+    assert cli.main(words) == 2
+    assert says in capsys.readouterr().err
