@@ -20,6 +20,8 @@ from hicache_bench.report import SCHEMA, write_beside, write_json
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 SOURCES = {"server": "shared_prefix.json", "cache": "cache.json"}
+# A run that has other releases in it, where one was made with --json build/bench/peers.json.
+OPTIONAL = "peers"
 _ROOT = Path(__file__).resolve().parents[2]
 
 _EPILOG = f"""\
@@ -109,21 +111,9 @@ def replace(text: str, inside: str, path: Path) -> str:
 
 def section(value: dict[str, Any]) -> str:
     """The tables in Markdown; ends with a newline."""
-    server, cache = value["server"], value["cache"]
+    cache = value["cache"]
     parts = [
-        _markdown(
-            ("model", "tree", "prefix hits", "token hit rate", "worst logprob difference"),
-            [
-                (
-                    row["model"],
-                    row["tree"],
-                    f"{row['prefix_hits']}/{row['families']}",
-                    f"{row['token_hit_rate']:.4f}",
-                    f"{row['worst_logprob_difference']:.1e}",
-                )
-                for row in server["rows"]
-            ],
-        ),
+        *(_servers(value[name]) for name in ("server", OPTIONAL) if name in value),
         _markdown(
             (
                 "workload on the cache alone",
@@ -182,6 +172,31 @@ def section(value: dict[str, Any]) -> str:
     return "\n" + "\n".join(parts) + "\n"
 
 
+def _servers(value: dict[str, Any]) -> str:
+    """The table of a run on servers of our own."""
+    return _markdown(
+        (
+            "model",
+            "tree",
+            "prefix hits",
+            "token hit rate",
+            "hits by tier: " + " / ".join(TIERS),
+            "worst logprob difference",
+        ),
+        [
+            (
+                row["model"],
+                row["tree"],
+                f"{row['prefix_hits']}/{row['families']}",
+                f"{row['token_hit_rate']:.4f}",
+                " / ".join(str(row["hits_by_tier"][tier]) for tier in TIERS),
+                f"{row['worst_logprob_difference']:.1e}",
+            )
+            for row in value["rows"]
+        ],
+    )
+
+
 def _cache_row(workload: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
     totals = row["totals"]
     return (
@@ -204,12 +219,15 @@ def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _take(folder: Path, target: Path) -> None:
     """Put the results of the last runs into one file, and their pictures beside it."""
     value = {name: _json(folder / file) for name, file in SOURCES.items()}
+    peers = folder / f"{OPTIONAL}.json"
+    if peers.is_file():
+        value[OPTIONAL] = _json(peers)
     _check_schemas(value, folder)
     for name in value:
         if value[name]["failed_expectations"]:
             raise BenchError(
-                f"{folder / SOURCES[name]}: the run was not as expected; figures of such a run are "
-                "not published; measure again"
+                f"{folder / SOURCES.get(name, peers.name)}: the run was not as expected; figures "
+                "of such a run are not published; measure again"
             )
     write_json(value, target)
     cache_plot.write(cache_plot.hits(value["cache"]), target.parent / "cache.png")
@@ -234,8 +252,8 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _check_schemas(value: dict[str, Any], path: Path) -> None:
-    for name, wanted in (("server", SCHEMA), ("cache", CACHE_SCHEMA)):
-        if value[name].get("schema") != wanted:
+    for name, wanted in (("server", SCHEMA), ("cache", CACHE_SCHEMA), (OPTIONAL, SCHEMA)):
+        if name in value and value[name].get("schema") != wanted:
             raise UsageError(
                 f"{path}: {name} is written in schema {value[name].get('schema')}; expected "
                 f"{wanted}; measure again"

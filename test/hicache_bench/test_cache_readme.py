@@ -44,9 +44,20 @@ def test_the_tables_stand_between_the_marks(words: list[str]) -> None:
     assert (
         "| shared prefix | core | 10/10 | 0.6400 | 0 / 64,000 | 10 | 7.0 kB / 4.1 MB | 0 |" in text
     )
-    assert "| lfm2 | v0.5.17 + core | 4/4 | 0.6400 | 5.0e-07 |" in text
+    assert "| lfm2 | v0.5.17 + core | 4/4 | 0.6400 | 0 / 4 / 0 | 5.0e-07 |" in text
     assert "| 1,000 nodes | core | 1.010 | 1.000 to 1.020 | 0.990 |" in text
     assert "| Qwen3-Next-80B-A3B | 77.3 MB | 3.3 GB |" in text
+
+
+def test_other_releases_have_a_table_where_they_were_measured(
+    words: list[str], tmp_path: Path
+) -> None:
+    folder = results(tmp_path / "peers")
+    rows = [bench_world.core(model="peer")]
+    (folder / "peers.json").write_text(json.dumps(report.document(rows, {})))
+    assert "| peer |" not in Path(words[2]).read_text()
+    assert cli.main([*words, "--take", str(folder)]) == 0
+    assert "| peer | v0.5.17 + core | 4/4 |" in Path(words[2]).read_text()
 
 
 def test_the_check_agrees_with_what_was_written(words: list[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import world
 
-from patchseries import cli, junit, runner
+from patchseries import cli, inorder, junit, runner
 from patchseries.series import Patch
 from patchseries.verdict import Expectation, Outcome, Results, judge
 
@@ -73,6 +73,40 @@ def test_each_prefix(small: world.World) -> None:
         "findings",
     ]
     assert table[1].split() == ["base", "1", "4", "1", "0"]
+
+
+def test_prefixes_side_by_side(small: world.World) -> None:
+    said: list[str] = []
+    alone = run(small, each=True)
+    results = runner.run(
+        small.repository, world.BASE, None, each=True, engine=ENGINE, jobs=3, say=said.append
+    )
+    assert [(each.through, each.verdict) for each in results] == [
+        (each.through, each.verdict) for each in alone
+    ]
+    heads = [line for line in said if line.startswith("[")]
+    assert [line[:5] for line in heads] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    sums = [line for line in said if "passed" in line]
+    for head, done in zip(heads, sums, strict=True):
+        assert said.index(head) < said.index(done)
+    assert said[-1] == sums[-1]
+
+
+def test_what_is_said_keeps_its_order() -> None:
+    said: list[str] = []
+    speech = inorder.InOrder(3, said.append)
+    first, second, third = (speech.of(number) for number in range(3))
+    second("b1")
+    first("a1")
+    third("c1")
+    assert said == ["a1"]
+    speech.end(1)
+    first("a2")
+    speech.end(0)
+    assert said == ["a1", "a2", "b1", "c1"]
+    third("c2")
+    speech.end(2)
+    assert said == ["a1", "a2", "b1", "c1", "c2"]
 
 
 def edit_tests(small: world.World, old: str, new: str, file: str = "test_small_first.py") -> None:

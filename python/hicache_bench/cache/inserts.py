@@ -96,15 +96,22 @@ class InsertTree:
         return seconds
 
     def batch(self) -> dict[str, Any]:
-        """One batch of inserts at random targets: seconds of each, and what they triggered."""
-        writes = self._writes()
+        """One batch of inserts at random targets: seconds of each, and what they triggered.
+
+        slots: device slots that they took or gave back.
+        """
+        writes, free = self._writes(), self.engine.allocator.available_size()
         chosen = [self._random.choice(self._targets) for _ in range(self._wanted.batch)]
         gc.disable()
         try:
             seconds = [self._insert(path, known=len(path.tokens)) for path in chosen]
         finally:
             gc.enable()
-        return {"seconds": seconds, "backups": self._writes() - writes}
+        return {
+            "seconds": seconds,
+            "backups": self._writes() - writes,
+            "slots": free - self.engine.allocator.available_size(),
+        }
 
     def _writes(self) -> int:
         """States on the host: each backup would add one."""
