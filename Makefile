@@ -14,8 +14,9 @@ help: ## this list
 setup: ## make the locked environment (once per lock file; 2.7 GB in a cache folder)
 	@scripts/setup >/dev/null
 
-bench: setup ## as released and patched side by side on a real server: table, JSON and plot under build/bench/
+bench: setup ## as released and patched side by side, on real servers and on the cache alone: tables, JSON, plots
 	@$(PY) -m hicache_bench
+	@$(PY) -m hicache_bench cache
 
 test: setup ## lint, tool tests, registered tests as released and after each patch, real-server tests
 	@scripts/test

@@ -32,14 +32,22 @@ def find_tests(root: Path, touched: Iterable[str]) -> list[str]:
     }
     found = []
     for path in sorted((root / REGISTERED).rglob("test_*.py")):
-        source = path.read_bytes()
-        try:
-            imported = set(_imports(ast.parse(source, str(path))))
-        except SyntaxError:
-            imported = set(re.findall(r"sglang[\w.]+", source.decode(errors="replace")))
+        imported = _imported(path, set())
         if imported & modules or any(_CACHE_MODULE.match(each) for each in imported):
             found.append(path.relative_to(root).as_posix())
     return found
+
+
+def _imported(path: Path, seen: set[Path]) -> set[str]:
+    """Dotted names that a file imports, itself or through helpers that lie beside it."""
+    seen.add(path)
+    source = path.read_bytes()
+    try:
+        names = set(_imports(ast.parse(source, str(path))))
+    except SyntaxError:
+        return set(re.findall(r"sglang[\w.]+", source.decode(errors="replace")))
+    helpers = {path.with_name(f"{name.partition('.')[0]}.py") for name in names} - seen
+    return names.union(*(_imported(each, seen) for each in sorted(helpers) if each.is_file()))
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:

@@ -88,7 +88,7 @@ def show_status(repository: Repository, options: argparse.Namespace) -> ExitCode
     if options.json:
         _print_json(report.as_json())
         return code
-    through = f" through {report.through}" if report.count else ""
+    through = f" through {report.through}" if report.count and report.through else ""
     print(f"{report.target.named}: {report.condition.value} ({report.base}{through})")
     for each in report.reasons:
         print(f"  {each.path}: {each.reason}")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+
 from patchseries import report as reports
 from patchseries.errors import PatchSeriesError
 from patchseries.report import Condition, Report
+
+_PIP = "pip install --force-reinstall --no-deps sglang"
 
 
 def refuse_unfit(report: Report, count: int) -> None:
@@ -40,13 +45,29 @@ def refuse_drifted(report: Report) -> None:
     first = report.reasons[0]
     if first.reason == reports.CRLF:
         raise _crlf(report, first)
+    release = report.base.removeprefix("v")
+    found = _release(report)
+    what, command = f"{first.reason}: {first.found}", f"restore the file: git checkout, or {_PIP}"
+    if found not in ("", release):
+        what = f"this is sglang {found}, not {release}; {what}"
+        command = f"give it sglang {release}: git checkout v{release}, or {_PIP}"
     raise PatchSeriesError(
-        f"{first.reason}: {first.found}",
+        what,
         where=report.target.path(first.path),
         expected=f"{' or '.join(first.expected)}, from {report.base}",
-        command=f"python -m patchseries status '{report.target.named}', then restore the file "
-        "(git checkout, or pip install --force-reinstall --no-deps), or use a pinned release",
+        command=f"python -m patchseries status '{report.target.named}', then {command}=={release}",
     )
+
+
+def _release(report: Report) -> str:
+    """What sglang's own _version.py says, to explain a refusal; never to decide about one."""
+    version = report.target.package / "_version.py"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        said = re.search(
+            r"^__version__ = .*?['\"]([\w.+]+)['\"]$", version.read_text(), re.MULTILINE
+        )
+        return said[1] if said else ""
+    return ""
 
 
 def nothing_recorded(report: Report) -> PatchSeriesError:

@@ -89,7 +89,7 @@ def locate(path: Path) -> Target:
             "no such folder",
             where=path,
             expected="a folder that holds sglang/, or a git checkout of sglang",
-            command="python -m patchseries status TARGET",
+            command=_hint(path.absolute()),
             code=ExitCode.USAGE,
         )
     whole = path.resolve()
@@ -135,7 +135,9 @@ def _hint(folder: Path) -> str:
     for above in folder.parents:
         if above.name == "sglang" and _is_package(above):
             return f"python -m patchseries status '{above.parent}'"
-    return "python -c 'import sglang; print(sglang.__path__[0])' to see where yours is"
+    if folder.suffix == ".whl":
+        return f"unzip '{folder}' -d sglang-tree, then python -m patchseries status sglang-tree"
+    return "python -m patchseries status --installed, for the sglang of this python"
 
 
 def _record(package: Path) -> Path:

@@ -192,6 +192,29 @@ def test_wrong_release_is_refused(small: world.World) -> None:
     assert caught.value.code is ExitCode.NOT_SO
 
 
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("__version__ = version = '1.1'\n", "this is sglang 1.1, not 1.0; upstream file changed"),
+        ("__version__ = version = '1.0'\n", "upstream file changed"),
+        ("unheard of\n", "upstream file changed"),
+        (None, "upstream file changed"),
+    ],
+)
+def test_refusal_says_which_release_it_is(
+    version: str | None, said: str, small: world.World
+) -> None:
+    target = small.folder / "other"
+    world.write(target, {"sglang/srt/cache.py": "other\n", "sglang/srt/__init__.py": ""})
+    if version is not None:
+        world.write(target, {"sglang/_version.py": version})
+    with pytest.raises(PatchSeriesError) as caught:
+        put_in(small, target)
+    assert caught.value.what.startswith(said)
+    assert caught.value.command.endswith("sglang==1.0")
+    assert ("give it sglang 1.0" in caught.value.command) == said.startswith("this is")
+
+
 @pytest.mark.parametrize("spoil", [edit_file, delete_file])
 def test_patched_file_that_changed_is_refused(
     spoil: Callable[[Path], None], small: world.World
@@ -460,6 +483,15 @@ def test_no_target(named: str, why: str, small: world.World) -> None:
     assert caught.value.code is ExitCode.USAGE
     if named == "sglang/srt":
         assert f"status '{target}'" in caught.value.command
+    else:
+        assert "status --installed" in caught.value.command
+
+
+def test_a_wheel_is_to_be_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "sglang-1.0-py3-none-any.whl").write_bytes(b"PK")
+    with pytest.raises(PatchSeriesError) as caught:
+        targets.locate(tmp_path / "sglang-1.0-py3-none-any.whl")
+    assert caught.value.command.startswith("unzip '")
 
 
 def test_folder_above_a_checkout(small: world.World) -> None:

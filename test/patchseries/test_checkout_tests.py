@@ -73,10 +73,18 @@ def test_found_by_imports(upstream: Path) -> None:
         "e": "from sglang.srt.mem_cache import radix_cache\n",
         "f": "from sglang.srt.pool import (\n",
         "g": "# sglang.srt.pool\n",
+        "h": "from harness import pool\n",
     }
+    world.write(
+        upstream,
+        {
+            f"{UNIT}/deep/harness.py": "import more\n",
+            f"{UNIT}/deep/more.py": "from sglang.srt import pool\nimport harness\n",
+        },
+    )
     world.write(upstream, {f"{UNIT}/deep/test_{name}.py": text for name, text in more.items()})
     assert checkout.find_tests(upstream, [world.POOL, world.CACHE]) == [
-        *(f"{UNIT}/deep/test_{name}.py" for name in "abcdf"),
+        *(f"{UNIT}/deep/test_{name}.py" for name in "abcdfh"),
         f"{UNIT}/test_pool.py",
     ]
 
