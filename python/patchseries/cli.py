@@ -48,10 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.run is commands.test and options.checkout and (options.each or options.through):
         parser.error("--checkout takes neither --each nor --through: it tests what is there")
     try:
-        return int(options.run(Repository(options.repo.resolve()), options))
+        code = options.run(Repository(options.repo.resolve()), options)
+        sys.stdout.flush()
+        return int(code)
     except PatchSeriesError as error:
         print(f"patchseries: {error}", file=sys.stderr)
         return int(error.code)
+    except BrokenPipeError:  # whoever read the output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:
         where = f"; {error.filename}" if error.filename else ""
         print(f"patchseries: {error.strerror or error}{where}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -67,6 +68,19 @@ def test_list(small: world.World) -> None:
     shown = run(small, "list").stdout
     assert "group core\n  1  [HiCache] Let a node say" in shown
     assert "Pending; +5 -1 in 3 files" in shown
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_reader_that_has_seen_enough(
+    unbuffered: str, small: world.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    command = [sys.executable, "-m", "patchseries", "--repo", str(small.repository.root), "list"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_refused(small: world.World) -> None:
