@@ -22,29 +22,29 @@ test: setup ## lint, tool tests, registered tests as released and after each pat
 	@scripts/test
 
 apply: target setup ## patch a sglang folder or checkout: make apply TARGET=/path
-	@$(PY) -m patchseries apply "$(TARGET)"
+	@scripts/patchseries apply "$(TARGET)"
 
 status: target setup ## what state a target is in: make status TARGET=/path
-	@$(PY) -m patchseries status "$(TARGET)"
+	@scripts/patchseries status "$(TARGET)"
 
 reverse: target setup ## take the series out again: make reverse TARGET=/path
-	@$(PY) -m patchseries reverse "$(TARGET)"
+	@scripts/patchseries reverse "$(TARGET)"
 
 .PHONY: target
 target:
 	@test -n "$(TARGET)" || { echo "make: no TARGET; expected a folder that holds sglang/, or a checkout; type: make $(firstword $(MAKECMDGOALS)) TARGET=/path/to/site-packages" >&2; exit 2; }
 
-check: setup ## say what apply would do, and write nothing: make check TARGET=/path
-	@$(PY) -m patchseries check $(if $(TARGET),"$(TARGET)",--installed)
+check: target setup ## say what apply would do, and write nothing: make check TARGET=/path
+	@scripts/patchseries check "$(TARGET)"
 
 rebuild: setup ## the series as a git repository, one commit per patch, to edit it in: build/edit/BASE
 	@scripts/rebuild $(BASE)
 
 export: setup ## write the commits of build/edit/BASE back as patches
-	@$(PY) -m patchseries export build/edit/$(BASE)
+	@scripts/patchseries export build/edit/$(BASE)
 
 wheel: setup ## a wheel of the patched release for this python, in dist/
-	@$(PY) -m patchseries wheel --base $(BASE) --out dist
+	@scripts/patchseries wheel --base $(BASE) --out dist
 
 dist: setup ## this project's own wheel and sdist, the series inside, in dist/
 	@$(PY) -m patchseries.dist --out dist

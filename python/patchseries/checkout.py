@@ -79,7 +79,7 @@ def run(
             "no registered tests here",
             where=target.named,
             expected=f"a checkout of sglang, with python/sglang/ and {REGISTERED}",
-            command="git clone --branch TAG https://github.com/sgl-project/sglang",
+            command=f"python -m patchseries apply '{target.named}' --with-tests, in a checkout",
             code=ExitCode.USAGE,
         )
     report = status.examine(repository, target)

@@ -27,7 +27,7 @@ from patchseries import (
     trees,
     wheels,
 )
-from patchseries.errors import ExitCode, PatchSeriesError
+from patchseries.errors import ExitCode, PatchSeriesError, as_typed
 from patchseries.report import Condition
 from patchseries.repository import Repository
 
@@ -97,7 +97,7 @@ def show_status(repository: Repository, options: argparse.Namespace) -> ExitCode
     for note in report.notes:
         print(f"  note: {note}")
     for does, typed in report.commands:
-        print(f"  to {does}, type: {typed}")
+        print(f"  to {does}, type: {as_typed(typed)}")
     return code
 
 

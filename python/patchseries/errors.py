@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 
 
 class ExitCode(enum.IntEnum):
@@ -46,5 +47,11 @@ class PatchSeriesError(Exception):
         if self.expected:
             parts.append(f"expected {self.expected}")
         if self.command:
-            parts.append(f"type: {self.command}")
+            parts.append(f"type: {as_typed(self.command)}")
         return "; ".join(parts)
+
+
+def as_typed(command: str) -> str:
+    """A command as the user can type it: scripts/patchseries says by what name it was called."""
+    ours = os.environ.get("PATCHSERIES_COMMAND", "python -m patchseries")
+    return command.replace("python -m patchseries", ours)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from patchseries import junit, series, testids, trees
-from patchseries.errors import PatchSeriesError
+from patchseries.errors import ExitCode, PatchSeriesError
 from patchseries.inorder import InOrder
 from patchseries.repository import Repository
 from patchseries.verdict import Expectation, Finding, Results, Verdict, judge
@@ -69,7 +70,19 @@ class PrefixResult:
 
 
 def sglang_engine() -> Engine:
-    """The engine that runs sglang on this machine, with or without a GPU."""
+    """The engine that runs sglang on this machine, with or without a GPU.
+
+    Raises PatchSeriesError (usage) in a python that cannot run it.
+    """
+    lacking = [name for name in ("torch", "pytest") if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise PatchSeriesError(
+            f"this python lacks {' and '.join(lacking)}",
+            where=sys.executable,
+            expected="the environment of this project's repository",
+            command="scripts/patchseries test, in a clone of the repository",
+            code=ExitCode.USAGE,
+        )
     import sglang_cpu  # noqa: PLC0415 - not needed by any other command
 
     return Engine(sglang_cpu.environment, "sglang_cpu.pytest_plugin")

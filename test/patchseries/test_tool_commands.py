@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 import world
 
-from patchseries import cli
+from patchseries import cli, runner
+from patchseries.errors import ExitCode, PatchSeriesError
 
 
 def run(small: world.World, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -158,3 +160,22 @@ def test_every_command_has_an_example_that_parses(capsys: pytest.CaptureFixture[
         typed = shlex.split(example)
         options = cli._parser().parse_args(typed[: typed.index("--")] if "--" in typed else typed)
         assert options.command == name
+
+
+def test_commands_to_type_are_called_as_the_tool_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = PatchSeriesError("wrong", command="python -m patchseries status X")
+    assert str(error) == "wrong; type: python -m patchseries status X"
+    monkeypatch.setenv("PATCHSERIES_COMMAND", "scripts/patchseries")
+    assert str(error) == "wrong; type: scripts/patchseries status X"
+
+
+def test_a_python_that_cannot_run_sglang_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else found(name)
+    )
+    with pytest.raises(PatchSeriesError, match="this python lacks torch;") as caught:
+        runner.sglang_engine()
+    assert caught.value.code is ExitCode.USAGE
