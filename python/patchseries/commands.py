@@ -91,7 +91,7 @@ def show_status(repository: Repository, options: argparse.Namespace) -> ExitCode
     through = f" through {report.through}" if report.count and report.through else ""
     print(f"{report.target.named}: {report.condition.value} ({report.base}{through})")
     for each in report.reasons:
-        print(f"  {each.path}: {each.reason}")
+        print(f"  {report.target.path(each.path)}: {each.reason}")
         if report.condition is Condition.DRIFTED:
             print(f"    found {each.found}, expected {' or '.join(each.expected)}")
     for note in report.notes:

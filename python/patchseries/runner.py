@@ -279,6 +279,8 @@ def _read_report(report: Path, code: int, log: Path) -> tuple[Results, Finding |
     with contextlib.suppress(FileNotFoundError, ElementTree.ParseError):
         results = junit.read(report)
     if code in (0, 1):
+        if not results.outcomes and not results.broken:
+            return results, Finding(f"pytest ran no test; see {log}", "pytest")
         return results, None
     meaning = {
         2: "was interrupted",

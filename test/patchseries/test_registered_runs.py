@@ -176,6 +176,11 @@ def test_no_tests_at_all(small: world.World) -> None:
     assert findings(result)[0].startswith("pytest found no tests")
 
 
+def test_collecting_alone_is_no_run(small: world.World) -> None:
+    (result,) = run(small, pytest_arguments=["--collect-only"])
+    assert findings(result)[0].startswith("pytest ran no test")
+
+
 def test_crash_is_a_finding(small: world.World) -> None:
     edit_tests(
         small, "self.assertEqual(pool.KIND", "__import__('os').abort(); self.assertEqual(pool.KIND"
