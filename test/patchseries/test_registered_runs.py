@@ -177,7 +177,7 @@ def test_no_tests_at_all(small: world.World) -> None:
 
 
 def test_collecting_alone_is_no_run(small: world.World) -> None:
-    (result,) = run(small, pytest_arguments=["--collect-only"])
+    (result,) = run(small, pytest=("--collect-only",))
     assert findings(result)[0].startswith("pytest ran no test")
 
 
