@@ -19,12 +19,12 @@ SIZES = ["--families", "2", "--prefix", "128", "--suffix", "72"]
 SHAPE = workload.Shape(families=2)
 
 
-def spec(name: str, folder: Path, *left_out: str) -> ServerSpec:
-    """A server of the tree with core, without some of its switches."""
+def spec(name: str, folder: Path, *left_out: str, policy: str = "write_through") -> ServerSpec:
+    """A server of the tree with core, without some of its switches, or with another policy."""
     checkpoint = models.make("lfm2", folder)
     tree = trees.resolve(trees.parse("v0.5.17:core"))
     made = launch.spec(
-        name, checkpoint, tree.path, shape=SHAPE, policy="write_through", logs=folder / "logs"
+        name, checkpoint, tree.path, shape=SHAPE, policy=policy, logs=folder / "logs"
     )
     environ = {**made.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [word for word in made.command if word not in left_out]
@@ -43,6 +43,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         started = {
             name: running.start(spec(name, folder, *flags)) for name, flags in missing.items()
         }
+        write_back = spec("write_back", folder, policy="write_back")
+        started["write_back"] = running.start(write_back)
         for server in started.values():
             server.wait_ready(400)
         yield started
@@ -86,6 +88,13 @@ def test_without_the_hierarchical_cache_nothing_is_sent(servers: dict[str, Serve
     done = run(servers["no hierarchical cache"])
     assert (done.returncode, done.stdout) == (1, "")
     assert "launch it with --enable-hierarchical-cache" in done.stderr
+    assert "nothing was sent" in done.stderr
+
+
+def test_write_back_is_said(servers: dict[str, Server]) -> None:
+    done = run(servers["write_back"])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "launch it with --hicache-write-policy write_through" in done.stderr
     assert "nothing was sent" in done.stderr
 
 
