@@ -1,4 +1,4 @@
-"""Command line: the shared-prefix workload on real servers, several trees side by side."""
+"""Command line: the workloads on real servers, several trees side by side."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
-from hicache_bench import launch, models, options, plot, report, runner, trees, workload
+from hicache_bench import launch, models, options, plan, plot, report, runner, trees, workload
 from hicache_bench.cli_common import check_outputs, default_out, resolve_trees
 from hicache_bench.errors import BenchError, UsageError
 from hicache_bench.progress import Reporter
 from hicache_bench.results import Row, failed_expectations
+from hicache_bench.workloads import check_policies
+from hicache_bench.workloads import chosen as chosen_workloads
 
 SUBCOMMANDS = {
     "cache": "hicache_bench.cache.cli",
     "server": "hicache_bench.url.cli",
     "readme": "hicache_bench.readme",
 }
-"""Module of each subcommand; without one, the workload runs on servers of our own."""
+"""Module of each subcommand; without one, the workloads run on servers of our own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _subcommand(words[0], words[1:])
             chosen = options.parser().parse_args(words)
             launch.hide_gpus(os.environ)
-            return _shared_prefix(chosen)
+            return _servers(chosen)
     except BenchError as error:
         print(f"hicache_bench: {error}", file=sys.stderr)
         return error.exit_code
@@ -57,10 +59,12 @@ def _subcommand(name: str, words: list[str]) -> int:
     return status
 
 
-def _shared_prefix(chosen: argparse.Namespace) -> int:
+def _servers(chosen: argparse.Namespace) -> int:
     shape = workload.Shape(chosen.families, chosen.prefix, chosen.suffix)
     workload.check_shape(shape)
-    specs = trees.parse_all(chosen.trees or trees.DEFAULT)
+    policies = check_policies(chosen.policy)
+    workloads = chosen_workloads(chosen.workload, policies)
+    specs = trees.parse_all(chosen.trees or plan.TREES)
     if chosen.jobs < 1:
         raise UsageError(
             f"--jobs {chosen.jobs}: expected at least 1; type: python -m hicache_bench --jobs 1"
@@ -68,11 +72,12 @@ def _shared_prefix(chosen: argparse.Namespace) -> int:
     _check_model(chosen.model)
     out: Path = (chosen.out or default_out()).resolve()
     check_outputs(*_results(chosen, out))
-    settings = runner.Settings(shape, chosen.policy, out / "logs", chosen.jobs)
+    settings = runner.Settings(shape, out / "logs", chosen.jobs)
     with Reporter() as reporter:
         checkpoints = _checkpoints(chosen.model, out / "models", shape, reporter)
         found = resolve_trees(specs, reporter)
-        result = runner.run(checkpoints, found, settings, reporter)
+        jobs = plan.jobs(checkpoints, found, policies, workloads)
+        result = runner.run(jobs, settings, reporter)
     _show(result.rows, chosen, out)
     failed = [line for row in result.rows for line in failed_expectations(row)]
     for line in failed:
@@ -126,10 +131,11 @@ def _show(rows: Sequence[Row], chosen: argparse.Namespace, out: Path) -> None:
         **asdict(shape),
         "model": chosen.model,
         "policy": chosen.policy,
-        "trees": list(chosen.trees or trees.DEFAULT),
+        "workload": chosen.workload,
+        "trees": list(chosen.trees or plan.TREES),
     }
     value = report.document(rows, recorded)
-    print(report.title(shape, chosen.policy), file=stream)
+    print(report.title(shape), file=stream)
     report.print_table(rows, stream)
     try:
         report.write_json(value, json_path)

@@ -12,7 +12,7 @@ from pathlib import Path
 import sglang_cpu
 from hicache_bench.models import Checkpoint
 from hicache_bench.server import ServerSpec
-from hicache_bench.workload import NEW_TOKENS, Policy, Shape, Sizes, sizes_for
+from hicache_bench.workload import Policy, Shape, Sizes, sizes_for
 
 HOST = "127.0.0.1"
 
@@ -36,16 +36,14 @@ def spec(
     sizes = sizes_for(shape, policy)
     return ServerSpec(
         name=name,
-        command=command(checkpoint, shape, sizes, policy, port),
+        command=command(checkpoint, sizes, policy, port),
         environ={**environment(tree), **dict(environ)},
         url=f"http://{HOST}:{port}",
         log=logs / f"{file}-{port}.log",
     )
 
 
-def command(
-    checkpoint: Checkpoint, shape: Shape, sizes: Sizes, policy: Policy, port: int
-) -> list[str]:
+def command(checkpoint: Checkpoint, sizes: Sizes, policy: Policy, port: int) -> list[str]:
     """The command line of one server that listens on the TCP port `port` of 127.0.0.1."""
     flags: dict[str, object] = {
         "model-path": checkpoint.path,
@@ -59,8 +57,10 @@ def command(
         "max-running-requests": 2,
         "max-total-tokens": sizes.device_tokens,
         "max-mamba-cache-size": sizes.device_states,
-        # The end of a chunk would leave a state inside the prefix for later prompts to resume from.
-        "chunked-prefill-size": shape.prompt + NEW_TOKENS,
+        # No chunks: the end of one would leave a state inside the prefix for later prompts to
+        # resume from, and would keep prompts of one call from ending in the same step.
+        "chunked-prefill-size": -1,
+        "max-prefill-tokens": sizes.device_tokens,
         "hicache-ratio": sizes.host_ratio,
         "hicache-write-policy": policy,
         "hicache-io-backend": "direct",
@@ -74,6 +74,7 @@ def command(
         "skip-tokenizer-init",
         "enable-cache-report",
         "enable-hierarchical-cache",
+        "enable-metrics",  # answers then tell when their first forward pass began
     )
     words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
     words += [f"--{switch}" for switch in switches]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hicache_bench import models, trees, workload
+from hicache_bench import models, plan, workload, workloads
 
 _DESCRIPTION = """\
-Boot a real sglang server on the CPU for each source tree and each tiny hybrid checkpoint, drive
-it over HTTP with prompts that share prefixes, and show how many prefixes the hierarchical cache
-finds again. Without options: v0.5.17 as released and with the core patches, LFM2 and Qwen3-Next,
-within five minutes."""
+Boot a real sglang server on the CPU for each source tree, write policy and tiny hybrid checkpoint,
+drive it over HTTP with prompts that share prefixes, and show how many prefixes the hierarchical
+cache finds again, in each of several ways to make their states. Without options: v0.5.17 as
+released, with the core patches and with all patches, 0.5.18 and 0.5.23 as released; all workloads
+on LFM2, the first on Qwen3-Next; write-through and write-back; about five minutes."""
 
 _EPILOG = """\
 examples:
@@ -40,23 +41,23 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _what(made: argparse.ArgumentParser) -> None:
-    shape, policy = workload.Shape(), workload.POLICIES[0]
+    shape = workload.Shape()
     made.add_argument(
         "--trees",
         action="append",
         metavar="TREE",
         help="a source tree, repeatable: BASE:THROUGH (v0.5.17:base as released, v0.5.17:core, "
-        "v0.5.17:PATCH; later releases, from patches/peers.toml: v0.5.18:base) or NAME=FOLDER; "
-        "@rust or @python behind it chooses the tree core, where there are both; "
-        f"default: {' and '.join(trees.DEFAULT)}; "
+        "v0.5.17:extended, v0.5.17:PATCH; later releases, from patches/peers.toml: v0.5.18:base) "
+        "or NAME=FOLDER; @rust or @python behind it chooses the tree core, where there are both; "
+        f"default: {', '.join(plan.TREES)}; "
         "example: --trees mine=/src/sglang/python",
     )
     made.add_argument(
         "--model",
         default="both",
         metavar="MODEL",
-        help=f"{', '.join(models.names())}, both, or a folder with a hybrid checkpoint; "
-        "default: both; example: --model lfm2",
+        help=f"{', '.join(models.names())}, both, or a folder with a hybrid checkpoint; the second "
+        "of both runs the first workload alone; default: both; example: --model lfm2",
     )
     made.add_argument(
         "--families",
@@ -82,8 +83,16 @@ def _what(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--policy",
         choices=workload.POLICIES,
-        default=policy,
-        help=f"HiCache's write policy; default: {policy}; example: --policy write_back",
+        help="HiCache's write policy; default: write_through and write_back, a server each; "
+        "example: --policy write_back",
+    )
+    made.add_argument(
+        "--workload",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"a workload, repeatable: {', '.join(workloads.names())}; default: all that mean "
+        "something under the policy; example: --workload same-step",
     )
     made.add_argument(
         "--jobs",

@@ -12,16 +12,13 @@ from typing import Any
 
 from hicache_bench.cache import plot as cache_plot
 from hicache_bench.cache.report import SCHEMA as CACHE_SCHEMA
-from hicache_bench.cache.report import size
 from hicache_bench.cli_common import default_out
-from hicache_bench.client import TIERS
 from hicache_bench.errors import BenchError, UsageError
+from hicache_bench.readme_tables import section
 from hicache_bench.report import SCHEMA, write_beside, write_json
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 SOURCES = {"server": "shared_prefix.json", "cache": "cache.json"}
-# A run that has other releases in it, where one was made with --json build/bench/peers.json.
-OPTIONAL = "peers"
 _ROOT = Path(__file__).resolve().parents[2]
 
 _EPILOG = f"""\
@@ -109,125 +106,15 @@ def replace(text: str, inside: str, path: Path) -> str:
     return f"{head}{BEGIN}\n{inside}{END}{tail}"
 
 
-def section(value: dict[str, Any]) -> str:
-    """The tables in Markdown; ends with a newline."""
-    cache = value["cache"]
-    parts = [
-        *(_servers(value[name]) for name in ("server", OPTIONAL) if name in value),
-        _markdown(
-            (
-                "workload on the cache alone",
-                "tree",
-                "prefix hits",
-                "token hit rate",
-                "tokens from " + " / ".join(TIERS[:2]),
-                "component-only backups",
-                "copied for them / the naive way",
-                "host KV slots for them",
-            ),
-            [
-                _cache_row(workload, row)
-                for workload in cache["workloads"]
-                for row in workload["rows"]
-            ],
-        ),
-    ]
-    longest = max(cache["published_shapes"], key=int)
-    parts.append(
-        _markdown(
-            (f"one backup at {int(longest):,} tokens", "component-only", "Full KV again"),
-            [
-                (
-                    model["model"],
-                    size(model["component_only_bytes"]),
-                    size(model["naive_bytes"]),
-                )
-                for model in cache["published_shapes"][longest]
-            ],
-        )
-    )
-    if cache["inserts"]:
-        parts.append(
-            _markdown(
-                (
-                    "inserts that trigger nothing",
-                    "tree",
-                    "ratio to the first tree",
-                    "95 % interval",
-                    "two processes of the first tree",
-                ),
-                [
-                    (
-                        f"{inserts['nodes']:,} nodes",
-                        name,
-                        f"{row['ratio']:.3f}",
-                        "{:.3f} to {:.3f}".format(*row["interval"]),
-                        f"{next(iter(inserts['trees'].values()))['own_processes_ratio']:.3f}",
-                    )
-                    for inserts in cache["inserts"]
-                    for name, row in list(inserts["trees"].items())[1:]
-                ],
-            )
-        )
-    return "\n" + "\n".join(parts) + "\n"
-
-
-def _servers(value: dict[str, Any]) -> str:
-    """The table of a run on servers of our own."""
-    return _markdown(
-        (
-            "model",
-            "tree",
-            "prefix hits",
-            "token hit rate",
-            "hits by tier: " + " / ".join(TIERS),
-            "worst logprob difference",
-        ),
-        [
-            (
-                row["model"],
-                row["tree"],
-                f"{row['prefix_hits']}/{row['families']}",
-                f"{row['token_hit_rate']:.4f}",
-                " / ".join(str(row["hits_by_tier"][tier]) for tier in TIERS),
-                f"{row['worst_logprob_difference']:.1e}",
-            )
-            for row in value["rows"]
-        ],
-    )
-
-
-def _cache_row(workload: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
-    totals = row["totals"]
-    return (
-        workload["name"],
-        row["tree"],
-        f"{row['prefix_hits']}/{row['eligible']}",
-        f"{row['token_hit_rate']:.4f}",
-        f"{row['tokens']['device']:,} / {row['tokens']['host']:,}",
-        str(totals["backups"]["component"]),
-        f"{size(totals['component_bytes'])} / {size(totals['naive_bytes'])}",
-        str(totals["component_slots"]["kv"]),
-    )
-
-
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def _take(folder: Path, target: Path) -> None:
     """Put the results of the last runs into one file, and their pictures beside it."""
     value = {name: _json(folder / file) for name, file in SOURCES.items()}
-    peers = folder / f"{OPTIONAL}.json"
-    if peers.is_file():
-        value[OPTIONAL] = _json(peers)
     _check_schemas(value, folder)
-    for name in value:
+    for name, file in SOURCES.items():
         if value[name]["failed_expectations"]:
             raise BenchError(
-                f"{folder / SOURCES.get(name, peers.name)}: the run was not as expected; figures "
-                "of such a run are not published; measure again"
+                f"{folder / file}: the run was not as expected; figures of such a run are not "
+                "published; measure again"
             )
     write_json(value, target)
     cache_plot.write(cache_plot.hits(value["cache"]), target.parent / "cache.png")
@@ -252,8 +139,8 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _check_schemas(value: dict[str, Any], path: Path) -> None:
-    for name, wanted in (("server", SCHEMA), ("cache", CACHE_SCHEMA), (OPTIONAL, SCHEMA)):
-        if name in value and value[name].get("schema") != wanted:
+    for name, wanted in (("server", SCHEMA), ("cache", CACHE_SCHEMA)):
+        if value[name].get("schema") != wanted:
             raise UsageError(
                 f"{path}: {name} is written in schema {value[name].get('schema')}; expected "
                 f"{wanted}; measure again"

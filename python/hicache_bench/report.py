@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from hicache_bench.client import TIERS, Answer
+from hicache_bench.measurement import Family
 from hicache_bench.results import LOGPROB_TOLERANCE, Row, failed_expectations, logprob_difference
 from hicache_bench.workload import Shape
 
 # Raised when a key changes its meaning or goes away; new keys do not raise it.
-SCHEMA = 1
+SCHEMA = 2
 
 _PACKAGES = ("torch", "transformers", "sglang-hicache-patches")
 
@@ -31,8 +32,8 @@ def print_table(rows: Sequence[Row], stream: IO[str]) -> None:
     # Off a terminal nothing is to be wrapped or cut; no table comes near this width.
     console = Console(file=stream, highlight=False, width=None if terminal else 500)
     table = Table(box=box.ROUNDED if terminal else box.SIMPLE_HEAD, pad_edge=terminal)
-    table.add_column("model", vertical="bottom")
-    table.add_column("tree", vertical="bottom")
+    for head in ("model", "workload", "policy", "tree"):
+        table.add_column(head, vertical="bottom")
     for head in (
         "prefix\nhits",
         "token\nhit rate",
@@ -41,10 +42,12 @@ def print_table(rows: Sequence[Row], stream: IO[str]) -> None:
     ):
         table.add_column(head, justify="right")
     table.add_column("as\nexpected")
-    for row in rows:
+    for index, row in enumerate(rows):
+        if index and group(row) != group(rows[index - 1]):
+            table.add_section()
         failed = bool(failed_expectations(row))
         table.add_row(
-            row.model,
+            *group(row),
             row.tree.name,
             f"{row.hits}/{row.families}",
             f"{row.token_hit_rate:.4f}",
@@ -58,24 +61,33 @@ def print_table(rows: Sequence[Row], stream: IO[str]) -> None:
     stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().strip("\n").split("\n")))
 
 
-def title(shape: Shape, policy: str) -> str:
+def group(row: Row) -> tuple[str, str, str]:
+    """What rows have in common whose trees stand side by side: model, workload and policy."""
+    return row.model, row.workload.label, row.policy
+
+
+def title(shape: Shape) -> str:
     """What was run, in one line."""
     return (
-        f"{shape.families} families of {shape.prefix} + {shape.suffix} tokens, {policy}, "
-        "real server on the CPU"
+        f"{shape.families} families of {shape.prefix} + {shape.suffix} tokens, "
+        "real servers on the CPU"
     )
 
 
 def document(rows: Sequence[Row], options: dict[str, Any]) -> dict[str, Any]:
     """All of the result as JSON values, in a fixed order of keys.
 
-    Apart from versions, paths and `seconds`, the same options give the same document: prompts are
-    seeded.
+    Apart from versions, paths and `seconds`, the same options give the same document, since prompts
+    are seeded; only where several clients send at once, what they find depends on who comes first.
     """
+    workloads = {row.workload.name: row.workload for row in rows}
     trees = {row.tree.name: row.tree for row in rows}
     return {
         "schema": SCHEMA,
-        "workload": "shared-prefix",
+        "workloads": [
+            {"name": name, "label": each.label, "clients": each.clients}
+            for name, each in workloads.items()
+        ],
         "versions": {
             "python": platform.python_version(),
             **{name: _version(name) for name in _PACKAGES},
@@ -89,6 +101,7 @@ def document(rows: Sequence[Row], options: dict[str, Any]) -> dict[str, Any]:
                 "sglang": next(row.version for row in rows if row.tree == tree),
                 "sha256": tree.sha256,
                 "component_only_backup": tree.incremental,
+                "extended": tree.extended,
             }
             for tree in trees.values()
         ],
@@ -102,8 +115,10 @@ def _row(row: Row) -> dict[str, Any]:
     return {
         "model": row.model,
         "tree": row.tree.name,
+        "workload": row.workload.name,
+        "label": row.workload.label,
         "policy": row.policy,
-        "expects_hits": row.expects_hits,
+        "expected_hits": row.expected_hits,
         "as_expected": not failed_expectations(row),
         "families": row.families,
         "prefix_hits": row.hits,
@@ -122,19 +137,7 @@ def _row(row: Row) -> dict[str, Any]:
             "sentinel": sizes.sentinel,
             "repeats": sizes.repeats,
         },
-        "family_detail": [
-            {
-                "cold_cached": family.cold.cached,
-                "warm_cached": family.warm_cached,
-                "create_cached": family.create_cached,
-                "measured": _answer(family.measured),
-                "cold_logprobs": list(family.cold.logprobs),
-                "measured_logprobs": list(family.measured.logprobs),
-                "logprob_difference": logprob_difference(family.cold, family.measured),
-                "same_tokens": family.cold.tokens == family.measured.tokens,
-            }
-            for family in row.measurement.families
-        ],
+        "family_detail": [_family(family) for family in row.measurement.families],
         "sentinels": [
             {
                 "name": probe.name,
@@ -144,6 +147,27 @@ def _row(row: Row) -> dict[str, Any]:
             for probe in row.measurement.probes
         ],
         "seconds": {"start": round(row.start_seconds, 1), "workload": round(row.run_seconds, 1)},
+    }
+
+
+def _family(family: Family) -> dict[str, Any]:
+    return {
+        "cold_cached": family.cold.cached,
+        "steps": [
+            {
+                "prompt": step.what,
+                "tiers": dict(zip(TIERS, step.tiers, strict=True)),
+                "expected": None if step.expected is None else list(step.expected),
+            }
+            for step in family.steps
+        ],
+        "one_pass": family.one_pass,
+        "measured": _answer(family.measured),
+        "cold_logprobs": list(family.cold.logprobs),
+        "measured_logprobs": list(family.measured.logprobs),
+        "logprob_difference": max(logprob_difference(*pair) for pair in family.pairs),
+        "compared_prompts": len(family.pairs),
+        "same_tokens": all(cold.tokens == later.tokens for cold, later in family.pairs),
     }
 
 

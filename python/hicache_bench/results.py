@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hicache_bench.client import TIERS, Answer
+from hicache_bench.expect import Expected, expected_hits
+from hicache_bench.measurement import Family, Measurement
 from hicache_bench.trees import Tree
-from hicache_bench.workload import Family, Measurement, Policy
+from hicache_bench.workload import Policy
+from hicache_bench.workloads import Workload
 
 # A restored state gives the same float32 arithmetic but for the order of sums: differences near
 # 1e-6 were seen with every byte restored, above 1e-1 with one copy lost.
@@ -15,15 +18,16 @@ LOGPROB_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Row:
-    """A measurement with the checkpoint, tree and policy that it belongs to.
+    """A measurement with the checkpoint, tree, policy and workload that it belongs to.
 
     version: sglang's version as the server reports it. start_seconds, run_seconds: wall time of the
-    server's start and of the workload.
+    server's start, which its workloads share, and of the workload.
     """
 
     model: str
     tree: Tree
     policy: Policy
+    workload: Workload
     version: str
     measurement: Measurement
     start_seconds: float
@@ -73,22 +77,21 @@ class Row:
 
     @property
     def worst_logprob_difference(self) -> float:
-        """Largest absolute logprob difference between a measured run and its cold run."""
-        return max(logprob_difference(f.cold, f.measured) for f in self.measurement.families)
+        """Largest absolute logprob difference between an answer and its prompt's cold run."""
+        return max(logprob_difference(*pair) for f in self.measurement.families for pair in f.pairs)
 
     @property
     def changed_outputs(self) -> int:
-        """Families that generated other tokens than in their cold run."""
-        return sum(f.cold.tokens != f.measured.tokens for f in self.measurement.families)
+        """Families with an answer of other tokens than in its prompt's cold run."""
+        return sum(
+            any(cold.tokens != later.tokens for cold, later in family.pairs)
+            for family in self.measurement.families
+        )
 
     @property
-    def expects_hits(self) -> bool:
-        """Whether every prefix should be found: the tree can do it, and the policy asks for it.
-
-        Under write-back nothing is backed up at insert, so core changes nothing there (design
-        section 5).
-        """
-        return self.tree.incremental and self.policy != "write_back"
+    def expected_hits(self) -> Expected:
+        """What the tree must find."""
+        return expected_hits(self.workload, self.policy, self.tree, self.version)
 
 
 def logprob_difference(cold: Answer, measured: Answer) -> float:
@@ -98,7 +101,7 @@ def logprob_difference(cold: Answer, measured: Answer) -> float:
 
 def failed_expectations(row: Row) -> list[str]:
     """One line for each thing that is not as it should be; empty when all is well."""
-    where = f"{row.model}, {row.tree.name}"
+    where = f"{row.model}, {row.workload.label}, {row.policy}, {row.tree.name}"
     return [f"{where}: {line}" for check in (_workload, _hits, _outputs) for line in check(row)]
 
 
@@ -106,15 +109,22 @@ def _workload(row: Row) -> list[str]:
     """The workload must have made the situation that it measures."""
     lines = []
     for index, family in enumerate(row.measurement.families):
-        for phase, cached in (
-            ("cold run", family.cold.cached),
-            ("warm request", family.warm_cached),
-            ("request for the bare prefix", family.create_cached),
-        ):
-            if cached:
+        warm = sum(cold.cached for cold, _ in family.pairs)
+        if warm:
+            lines.append(f"family {index}: the cold run found {warm} cached tokens; expected 0")
+        for step in family.steps:
+            device, host, storage = step.tiers
+            if step.expected is not None and (*step.expected, 0) != step.tiers:
                 lines.append(
-                    f"family {index}: the {phase} found {cached} cached tokens; expected 0"
+                    f"family {index}: the request for {step.what} found {device} tokens on the "
+                    f"device, {host} on the host, {storage} in storage; expected "
+                    f"{step.expected[0]}, {step.expected[1]} and none"
                 )
+        if family.one_pass is False:
+            lines.append(
+                f"family {index}: the prompts of one call were not computed in one forward pass, "
+                "so their states did not come in one step"
+            )
     for probe in row.measurement.probes:
         device, host, storage = probe.tiers
         if host + storage < probe.length:
@@ -128,15 +138,15 @@ def _workload(row: Row) -> list[str]:
 
 
 def _hits(row: Row) -> list[str]:
-    if not row.expects_hits:
-        if row.hits:
-            return [f"{row.hits}/{row.families} prefixes found under {row.policy}; expected none"]
+    if row.expected_hits == "none" and row.hits:
+        return [f"{row.hits}/{row.families} prefixes found; expected none"]
+    if row.expected_hits != "all":
         return []
     lines = []
     if row.hits < row.families:  # all found means a rate of at least prefix / (prefix + suffix)
         lines.append(
-            f"{row.hits}/{row.families} prefixes found under {row.policy}, token hit rate "
-            f"{row.token_hit_rate:.4f}; expected all, {row.measurement.shape.shared_rate:.4f}"
+            f"{row.hits}/{row.families} prefixes found, token hit rate {row.token_hit_rate:.4f}; "
+            f"expected all, {row.measurement.shape.shared_rate:.4f}"
         )
     elsewhere = row.hits - row.hits_by_tier["host"]
     if elsewhere:

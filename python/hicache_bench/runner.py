@@ -1,4 +1,4 @@
-"""Runs the workload on every pair of checkpoint and tree, a real server each, a few at a time."""
+"""Runs the jobs of a plan, a real server each, a few at a time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import TypeVar
 from hicache_bench import launch
 from hicache_bench.client import Client
 from hicache_bench.errors import BenchError, Cancelled, NoAnswer, UsageError
-from hicache_bench.models import Checkpoint
+from hicache_bench.plan import Job
 from hicache_bench.progress import Reporter
 from hicache_bench.results import Row
 from hicache_bench.server import Server, Servers
-from hicache_bench.trees import Tree
-from hicache_bench.workload import Measurement, Policy, Shape, SharedPrefix, sizes_for
+from hicache_bench.shared_prefix import SharedPrefix
+from hicache_bench.workload import Shape, sizes_for
+from hicache_bench.workloads import WORKLOADS, Workload
 
 # A start takes 25 s of a free core; on a busy machine four minutes were never reached.
 START_TIMEOUT_S = 240.0
@@ -32,38 +33,43 @@ class Settings:
     """
 
     shape: Shape
-    policy: Policy
     logs: Path
     jobs: int = 2
 
 
 @dataclass
 class Result:
-    """Rows in the order asked for, and the log of every server that was started."""
+    """Rows by checkpoint, workload, policy and tree, and the log of every server that was
+    started.
+    """
 
     rows: list[Row] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
 
 
-def run(
-    checkpoints: Sequence[Checkpoint],
-    trees: Sequence[Tree],
-    settings: Settings,
-    reporter: Reporter,
-) -> Result:
-    """Measure each checkpoint on each tree. On any error, and on Ctrl-C, servers are ended first.
+def run(jobs: Sequence[Job], settings: Settings, reporter: Reporter) -> Result:
+    """Run all jobs. On any error, and on Ctrl-C, servers are ended first.
 
     Raises BenchError, with the tail of the server's log where a server is to blame.
     """
     result = Result()
     with Servers() as servers:
-        jobs = [
-            _Job(checkpoint, tree, settings, servers, reporter, result.logs.append)
-            for checkpoint in checkpoints
-            for tree in trees
-        ]
-        result.rows = _all([job.measure for job in jobs], settings.jobs, servers)
+        runs = [_Run(job, settings, servers, reporter, result.logs.append) for job in jobs]
+        rows = _all([each.measure for each in runs], settings.jobs, servers)
+    result.rows = side_by_side(jobs, [row for some in rows for row in some])
     return result
+
+
+def side_by_side(jobs: Sequence[Job], rows: Sequence[Row]) -> list[Row]:
+    """The rows ordered by checkpoint, workload and policy, so that trees stand side by side."""
+    models = list(dict.fromkeys(job.checkpoint.name for job in jobs))
+    policies = list(dict.fromkeys(job.policy for job in jobs))
+
+    def place(row: Row) -> tuple[int, int, int]:
+        workload = WORKLOADS.index(row.workload)
+        return models.index(row.model), workload, policies.index(row.policy)
+
+    return sorted(rows, key=place)  # stable: trees stay in the order of the jobs
 
 
 def _all(work: Sequence[Callable[[], T]], jobs: int, servers: Servers) -> list[T]:
@@ -85,68 +91,49 @@ def _all(work: Sequence[Callable[[], T]], jobs: int, servers: Servers) -> list[T
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One checkpoint on one tree. started: called with the log of the server."""
+class _Run:
+    """One job under way. started: called with the log of the server."""
 
-    checkpoint: Checkpoint
-    tree: Tree
+    job: Job
     settings: Settings
     servers: Servers
     reporter: Reporter
     started: Callable[[Path], None]
 
-    @property
-    def _name(self) -> str:
-        return f"{self.checkpoint.name}, {self.tree.name}"
-
-    def measure(self) -> Row:
-        """Start the server, run the workload, end the server."""
+    def measure(self) -> list[Row]:
+        """Start the server, run the workloads, end the server."""
         began = time.monotonic()
-        self.reporter.step(self._name, "server starts")
+        job = self.job
+        self.reporter.step(job.name, "server starts")
         server = self.servers.start(
             launch.spec(
-                self._name,
-                self.checkpoint,
-                self.tree.path,
+                job.name,
+                job.checkpoint,
+                job.tree.path,
                 shape=self.settings.shape,
-                policy=self.settings.policy,
+                policy=job.policy,
                 logs=self.settings.logs,
-                environ=self.tree.environ,
+                environ=job.tree.environ,
             )
         )
         self.started(server.log)
         try:
             server.wait_ready(START_TIMEOUT_S)
-            ready = time.monotonic()
-            version, measurement = self._drive(server)
-            ended = time.monotonic()
+            rows = self._drive(server, time.monotonic() - began)
         finally:
             self.servers.stop(server)
-        self.reporter.step(self._name, "done", 1, 1)
-        return Row(
-            model=self.checkpoint.name,
-            tree=self.tree,
-            policy=self.settings.policy,
-            version=version,
-            measurement=measurement,
-            start_seconds=ready - began,
-            run_seconds=ended - ready,
-        )
+        self.reporter.step(job.name, "done", 1, 1)
+        return rows
 
-    def _drive(self, server: Server) -> tuple[str, Measurement]:
-        """The version of the ready server, and what the workload measured on it."""
+    def _drive(self, server: Server, start_seconds: float) -> list[Row]:
+        """What the workloads measured on the ready server."""
         client = Client(server.url)
-        shape = self.settings.shape
         try:
             version = self._checked_version(client)
-            workload = SharedPrefix(
-                client,
-                shape,
-                sizes_for(shape, self.settings.policy),
-                self.checkpoint.vocab_size,
-                lambda phase, done, total: self.reporter.step(self._name, phase, done, total),
-            )
-            return version, workload.run()
+            return [
+                self._row(client, workload, version, start_seconds)
+                for workload in self.job.workloads
+            ]
         except UsageError:
             raise
         except BenchError as error:
@@ -157,13 +144,38 @@ class _Job:
         finally:
             client.close()
 
+    def _row(self, client: Client, workload: Workload, version: str, start_seconds: float) -> Row:
+        began = time.monotonic()
+        job, shape = self.job, self.settings.shape
+        run = SharedPrefix(
+            client,
+            workload,
+            shape,
+            sizes_for(shape, job.policy),
+            job.checkpoint.vocab_size,
+            progress=lambda _, done, total: self.reporter.step(
+                job.name, workload.label, done, total
+            ),
+        )
+        measurement = run.run()
+        return Row(
+            model=job.checkpoint.name,
+            tree=job.tree,
+            policy=job.policy,
+            workload=workload,
+            version=version,
+            measurement=measurement,
+            start_seconds=start_seconds,
+            run_seconds=time.monotonic() - began,
+        )
+
     def _checked_version(self, client: Client) -> str:
         """The server's version. Raises UsageError when its model keeps no states."""
         info = client.server_info()
         if not info.get("uses_mamba_radix_cache", True):
             raise UsageError(
-                f"--model {self.checkpoint.path}: not a hybrid model, it keeps no states beside "
-                "its KV; expected one such as Qwen3-Next or LFM2; type: "
+                f"--model {self.job.checkpoint.path}: not a hybrid model, it keeps no states "
+                "beside its KV; expected one such as Qwen3-Next or LFM2; type: "
                 "python -m hicache_bench --model both"
             )
         return str(info.get("version", "unknown"))

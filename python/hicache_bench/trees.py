@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hicache_bench import peers
 from hicache_bench.errors import BenchError, UsageError
@@ -14,7 +15,9 @@ from patchseries import trees as patched
 from patchseries.errors import PatchSeriesError
 from patchseries.repository import Repository
 
-DEFAULT = ("v0.5.17:base", "v0.5.17:core")
+Group = Literal["released", "core", "extended", "peer"]
+"""What a tree has, and so what it must show: nothing of the series, its first group, both groups;
+"peer" is a later release as it is, which is measured and not judged."""
 
 # The function that decides about a backup after an insert. Design section 4 fixes its name for our
 # patches and upstream's alike, so it tells a tree with component-only incremental backup from one
@@ -22,6 +25,10 @@ DEFAULT = ("v0.5.17:base", "v0.5.17:core")
 _MARKER = "def _should_backup_after_insert("
 _CORE_VARIABLE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 _MARKED_FILE = Path("sglang/srt/mem_cache/unified_cache/unified_tree_core.py")
+# The off switch of group `extended`, by which such a tree is told from one with `core` alone.
+_SWITCH = "SGLANG_HICACHE_INCREMENTAL_BACKUP"
+_SWITCH_FILE = Path("sglang/srt/environ.py")
+_VERSION_FILE = Path("sglang/_version.py")
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,8 @@ class Tree:
 
     sha256: one digest over every file of `sglang/`, names and bytes, compiled Python left out.
     incremental: whether it has component-only incremental backup. environ: what its server runs
-    with, name and value.
+    with, name and value. extended: whether it has group `extended` of the series. peer: whether it
+    is of a release that the series is not for.
     """
 
     name: str
@@ -49,6 +57,17 @@ class Tree:
     sha256: str
     incremental: bool
     environ: tuple[tuple[str, str], ...] = ()
+    extended: bool = False
+    peer: bool = False
+
+    @property
+    def group(self) -> Group:
+        """The group of the series that it has, or "peer"."""
+        if self.peer:
+            return "peer"
+        if self.extended:
+            return "extended"
+        return "core" if self.incremental else "released"
 
 
 def parse(text: str) -> TreeSpec:
@@ -105,9 +124,15 @@ def resolve(spec: TreeSpec) -> Tree:
             f"{path}: no sglang/launch_server.py; expected a folder that holds sglang/, such as an "
             "unzipped wheel; type: python -m patchseries tree --base v0.5.17 /tmp/sglang-tree"
         )
-    environ = ((_CORE_VARIABLE, spec.core),) if spec.core else ()
-    sha256 = digest(path / "sglang")
-    return Tree(spec.name, path, sha256, has_incremental_backup(path), environ)
+    return Tree(
+        spec.name,
+        path,
+        digest(path / "sglang"),
+        has_incremental_backup(path),
+        environ=((_CORE_VARIABLE, spec.core),) if spec.core else (),
+        extended=has_extended(path),
+        peer=is_peer(path),
+    )
 
 
 def _build(base: str, through: str) -> Path:
@@ -123,8 +148,30 @@ def _build(base: str, through: str) -> Path:
 
 def has_incremental_backup(path: Path) -> bool:
     """Whether the tree's own source has component-only incremental backup after an insert."""
-    file = path / _MARKED_FILE
-    return file.is_file() and _MARKER in file.read_text(encoding="utf-8")
+    return _MARKER in _text(path / _MARKED_FILE)
+
+
+def has_extended(path: Path) -> bool:
+    """Whether the tree's own source has group `extended`: it knows the switch that turns it off."""
+    return _says(path / _SWITCH_FILE, rf"^\s+{_SWITCH} = ")
+
+
+def is_peer(path: Path) -> bool:
+    """Whether the tree says that it is of a release that has no series here.
+
+    A tree that does not say what it is, such as a git checkout, is judged by what it has.
+    """
+    file = path / _VERSION_FILE
+    said = re.search(r"^__version__ = .*'([\d.]+)", _text(file), re.MULTILINE)
+    return said is not None and f"v{said[1]}" not in Repository.default().bases()
+
+
+def _says(file: Path, pattern: str) -> bool:
+    return re.search(pattern, _text(file), re.MULTILINE) is not None
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def digest(folder: Path) -> str:

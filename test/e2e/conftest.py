@@ -19,15 +19,31 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def dropped(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, real_bench.Run]:
-    """Runs with core where one kind of copy does nothing, by checkpoint; side by side, to save
-    time.
+def dropped(
+    models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], real_bench.Run]:
+    """Runs where one kind of copy does nothing, by group and checkpoint: core under write-through,
+    extended under write-back. Two at a time, to save time.
     """
     folder = tmp_path_factory.mktemp("dropped")
+    write_through = ["--trees", real_bench.CORE, "--policy", "write_through"]
+    write_back = ["--trees", real_bench.EXTENDED, "--policy", "write_back"]
+    words = {
+        ("core", "lfm2"): [*write_through, "--workload", "shared-prefix"],
+        ("core", "qwen3next"): [*write_through, "--workload", "shared-prefix"],
+        ("extended", "lfm2"): [*write_back, *real_bench.PLACES],
+    }
 
-    def run(model: str) -> real_bench.Run:
-        words = ["--model", model, "--trees", "v0.5.17:core"]
-        return real_bench.run(folder / model, models, *words, SGLANG_CPU_DROP=STATE_COPY[model])
+    def run(key: tuple[str, str]) -> real_bench.Run:
+        group, model = key
+        return real_bench.run(
+            folder / f"{group}-{model}",
+            models,
+            "--model",
+            model,
+            *words[key],
+            SGLANG_CPU_DROP=STATE_COPY[model],
+        )
 
     with ThreadPoolExecutor(max_workers=2) as pool:
-        return dict(zip(STATE_COPY, pool.map(run, STATE_COPY), strict=True))
+        return dict(zip(words, pool.map(run, words), strict=True))

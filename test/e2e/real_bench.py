@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+RELEASED, CORE, EXTENDED = "v0.5.17:base", "v0.5.17:core", "v0.5.17:extended"
+# Where the node of a state can be when the state is made, under write-back.
+PLACE_NAMES = ("leaf", "internal", "host", "both")
+PLACES = [word for name in PLACE_NAMES for word in ("--workload", name)]
+
 
 @dataclass(frozen=True)
 class Run:
@@ -19,6 +24,14 @@ class Run:
     stderr: str
     result: dict[str, Any]
     logs: list[Path]
+
+    def rows(self, tree: str) -> dict[str, dict[str, Any]]:
+        """The rows of one tree by workload and policy ("leaf, write_back")."""
+        return {
+            f"{row['workload']}, {row['policy']}": row
+            for row in self.result["rows"]
+            if row["tree"] == tree
+        }
 
 
 def command(out: Path, models: Path, *words: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The shared-prefix workload on real servers, as released and with core."""
+"""The workloads on real servers: as released, with core, with extended."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,46 +15,100 @@ import real_bench
 
 from hicache_bench.server import alive
 
+MODELS = ["lfm2", "qwen3next"]
+CORE_NAME, EXTENDED_NAME = "v0.5.17 + core", "v0.5.17 + extended"
 
-@pytest.mark.parametrize("model", ["lfm2", "qwen3next"])
+
+def all_is_well(row: dict[str, Any]) -> bool:
+    """Whether the answers are those of the cold runs, and the floods did their work."""
+    hosts = [probe["tiers"]["host"] for probe in row["sentinels"]]
+    restored = row["worst_logprob_difference"] <= 1e-5 and row["changed_outputs"] == 0
+    return restored and set(hosts) == {16} and row["as_expected"]
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_core_finds_every_prefix_that_0_5_17_computes_again(
     tmp_path: Path, models: Path, model: str
 ) -> None:
-    run = real_bench.run(tmp_path / "out", models, "--model", model)
+    trees = ["--trees", real_bench.RELEASED, "--trees", real_bench.CORE]
+    words = ["--model", model, *trees, "--workload", "shared-prefix"]
+    run = real_bench.run(tmp_path / "out", models, *words)
     assert run.status == 0, run.stderr
     released, core = run.result["rows"]
-    assert (released["tree"], core["tree"]) == ("v0.5.17 as released", "v0.5.17 + core")
+    assert (released["tree"], core["tree"]) == ("v0.5.17 as released", CORE_NAME)
     assert (released["prefix_hits"], core["prefix_hits"]) == (0, 2)
     assert (released["token_hit_rate"], core["token_hit_rate"]) == (0.0, 0.64)
     assert core["tokens_by_tier"] == {"device": 0, "host": 256, "storage": 0}
     for row in (released, core):
-        assert row["worst_logprob_difference"] <= 1e-5
-        assert row["changed_outputs"] == 0
-        assert [probe["tiers"]["host"] for probe in row["sentinels"]] == [16, 16, 16]
+        assert all_is_well(row)
         assert len(row["family_detail"][0]["cold_logprobs"]) == 4
     assert {tree["sglang"] for tree in run.result["trees"]} == {"0.5.17"}
     assert len({tree["sha256"] for tree in run.result["trees"]}) == 2
     assert run.logs == []  # kept only where something went wrong
 
 
-@pytest.mark.parametrize("model", ["lfm2", "qwen3next"])
+def test_extended_finds_what_core_loses_under_either_policy(tmp_path: Path, models: Path) -> None:
+    trees = ["--trees", real_bench.CORE, "--trees", real_bench.EXTENDED]
+    run = real_bench.run(tmp_path / "out", models, "--model", "lfm2", *trees)
+    assert run.status == 0, run.stderr
+    core, extended = run.rows(CORE_NAME), run.rows(EXTENDED_NAME)
+    lost = [*(f"{name}, write_back" for name in real_bench.PLACE_NAMES), "same-step, write_through"]
+    assert [core[name]["prefix_hits"] for name in lost] == [0] * 5
+    assert [extended[name]["prefix_hits"] for name in lost] == [2] * 5
+    assert {extended[name]["token_hit_rate"] for name in lost} == {0.64}
+    assert {extended[name]["hits_by_tier"]["host"] for name in lost} == {2}
+    assert all(family["one_pass"] for family in core[lost[-1]]["family_detail"])
+    for policy in ("write_through", "write_back"):
+        clients = extended[f"clients, {policy}"]
+        assert (clients["prefix_hits"], clients["families"]) == (8, 8)
+        assert {family["compared_prompts"] for family in clients["family_detail"]} == {4}
+    assert all(all_is_well(row) for row in (*core.values(), *extended.values()))
+
+
+def test_extended_saves_temporal_states_under_write_back(tmp_path: Path, models: Path) -> None:
+    words = ["--model", "qwen3next", "--trees", real_bench.EXTENDED, "--policy", "write_back"]
+    run = real_bench.run(tmp_path / "out", models, *words)
+    assert run.status == 0, run.stderr
+    rows = run.rows(EXTENDED_NAME)
+    found = {name: (row["prefix_hits"], row["families"]) for name, row in rows.items()}
+    assert found == {
+        **{f"{name}, write_back": (2, 2) for name in real_bench.PLACE_NAMES},
+        "clients, write_back": (8, 8),
+    }
+    assert all(all_is_well(row) for row in rows.values())
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_a_dropped_copy_is_noticed_although_the_counts_look_right(
-    dropped: dict[str, real_bench.Run], model: str
+    dropped: dict[tuple[str, str], real_bench.Run], model: str
 ) -> None:
-    run = dropped[model]
+    run = dropped["core", model]
     (core,) = run.result["rows"]
     assert core["prefix_hits"] == 2
     assert core["token_hit_rate"] == 0.64
     assert core["worst_logprob_difference"] > 1e-3
     assert run.status == 1
-    assert f"not as expected: {model}, v0.5.17 + core: logprobs differ" in run.stderr
+    name = f"{model}, shared prefix, write_through, {CORE_NAME}"
+    assert f"not as expected: {name}: logprobs differ" in run.stderr
     (log,) = run.logs
     assert f"log: {log}" in run.stderr
     assert "The server is fired up" in log.read_text()
 
 
+@pytest.mark.parametrize("place", real_bench.PLACE_NAMES)
+def test_a_state_that_was_not_copied_before_its_eviction_is_noticed(
+    dropped: dict[tuple[str, str], real_bench.Run], place: str
+) -> None:
+    run = dropped["extended", "lfm2"]
+    row = run.rows(EXTENDED_NAME)[f"{place}, write_back"]
+    assert row["prefix_hits"] == 2  # the count knows nothing of bytes
+    assert row["worst_logprob_difference"] > 1e-3
+    assert f"{row['label']}, write_back, {EXTENDED_NAME}: logprobs differ" in run.stderr
+    assert run.status == 1
+
+
 def test_interrupt_ends_the_server_and_its_children(tmp_path: Path, models: Path) -> None:
-    words = ["--model", "lfm2", "--trees", "v0.5.17:base"]
+    words = ["--model", "lfm2", "--trees", real_bench.RELEASED, "--policy", "write_through"]
     bench = subprocess.Popen(
         real_bench.command(tmp_path / "out", models, *words), stderr=subprocess.PIPE, text=True
     )

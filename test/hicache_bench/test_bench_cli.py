@@ -36,6 +36,8 @@ def model(folder: Path, **config: object) -> str:
         (["--prefix", "8"], "--prefix 8: expected at least 16"),
         (["--suffix", "-4"], "--suffix -4: expected at least 2"),
         (["--jobs", "0"], "--jobs 0: expected at least 1"),
+        (["--workload", "chat"], "--workload chat: expected one of shared-prefix, same-step"),
+        (["--workload", "leaf", "--policy", "write_through"], "expected write_back; type: "),
         (["--model", "llama"], "--model llama: expected lfm2, qwen3next, both"),
         (["--trees", "v0.5.17"], "--trees v0.5.17: expected BASE:THROUGH"),
         (["--trees", "a=/tmp", "--trees", "a=/usr"], "two trees are called 'a'"),
@@ -127,6 +129,7 @@ def test_a_server_that_fails_half_way_shows_its_log(
     (broken / "__init__.py").touch()
     (broken / "launch_server.py").write_text(f"TRAIT = {trait!r}\n{SERVER}")
     words = ["--model", model(tmp_path), "--trees", f"broken={broken.parent}"]
+    words += ["--policy", "write_through"]
     assert cli.main([*words, "--out", str(tmp_path / "out")]) == status
     printed = capsys.readouterr()
     for text in says:
@@ -141,11 +144,13 @@ def test_a_server_that_does_not_come_up_exits_1_with_the_tail_of_its_log(
     (broken / "__init__.py").touch()
     (broken / "launch_server.py").write_text("raise SystemExit('no kernel for this machine')\n")
     words = ["--model", model(tmp_path), "--trees", f"broken={broken.parent}"]
+    words += ["--policy", "write_through"]
     assert cli.main([*words, "--out", str(tmp_path / "out")]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     (log,) = (tmp_path / "out" / "logs").iterdir()
-    assert f"{tmp_path.name}, broken: the server ended with status 1" in printed.err
+    name = f"{tmp_path.name}, write_through, broken"
+    assert f"{name}: the server ended with status 1" in printed.err
     assert "    no kernel for this machine\n" in printed.err
     assert f"the whole log: {log}" in printed.err
 

@@ -79,6 +79,40 @@ def test_generate_sends_token_ids_and_reads_tokens_logprobs_and_tiers(script: Sc
     assert body["sampling_params"] == {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
 
 
+def test_prompts_of_one_call_go_in_one_request_and_come_back_in_their_order(script: Script) -> None:
+    long = meta(prompt_tokens=4, cached_tokens=0, cached_tokens_details=None)
+    entered = {"forward_entry_time": 1795972935.5959828}
+    script.replies = [(200, [{"meta_info": {**long, **entered}}, {"meta_info": meta(**entered)}])]
+    one, other = Client(script.url).generate_together([[5, 6, 7, 8], [5, 6, 7]], 2)
+    assert (one.prompt, one.cached, other.prompt, other.cached) == (4, 0, 3, 2)
+    assert one.entered == other.entered == 1795972935.5959828
+    ((path, body),) = script.requests
+    assert path == "/generate"
+    assert body["input_ids"] == [[5, 6, 7, 8], [5, 6, 7]]
+
+
+def test_a_server_that_does_not_tell_when_a_pass_began_is_no_error(script: Script) -> None:
+    script.replies = [(200, {"meta_info": meta()})]
+    assert Client(script.url).generate([5, 6, 7], 2).entered is None
+
+
+def test_answers_that_are_missing_are_one_clear_error(script: Script) -> None:
+    script.replies = [(200, [{"meta_info": meta()}])]
+    with pytest.raises(BenchError, match="expected meta_info"):
+        Client(script.url).generate_together([[5, 6, 7], [5, 6, 7]], 2)
+
+
+def test_another_client_has_a_connection_of_its_own_and_the_same_headers(script: Script) -> None:
+    first = Client(script.url, headers={"Authorization": "Bearer x"})
+    other = first.another()
+    first.close()
+    script.replies = [(200, {"meta_info": meta()})]
+    assert other.generate([5, 6, 7], 2).prompt == 3
+    assert other._session is not first._session
+    assert other._session.headers["Authorization"] == "Bearer x"
+    other.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "tiers"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench_world import CORE, answer, core, family, released, row
+from bench_world import CORE, answer, core, extended, family, released, row
 from matplotlib.container import BarContainer
 from PIL import Image
 
@@ -32,13 +32,24 @@ def test_the_bars_are_the_rows_token_shares() -> None:
 def test_it_has_a_title_labels_and_the_shared_part() -> None:
     drawn = plot.figure([released(), core()])
     (axes,) = drawn.axes
-    assert "4 families of 128 + 72 tokens, write_through" in drawn.get_suptitle()
-    assert axes.get_xlabel()
+    assert "4 families of 128 + 72 tokens, real servers" in drawn.get_suptitle()
+    assert axes.get_title() == "lfm2, shared prefix, write_through (dashed: the prefix, 64 %)"
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["lfm2\nv0.5.17 as released", "lfm2\nv0.5.17 + core"]
+    assert labels == ["v0.5.17 as released", "v0.5.17 + core"]
     texts = [text.get_text() for text in axes.texts]
     assert "4/4 prefixes found, token hit rate 0.6400" in texts
-    assert "share of the prefix: 64 %" in texts
+
+
+def test_each_model_and_workload_has_a_panel() -> None:
+    rows = [released(), core(), extended("leaf"), extended("both"), released("qwen3next")]
+    panels = plot.figure(rows).axes
+    assert [panel.get_title().partition(" (")[0] for panel in panels] == [
+        "lfm2, shared prefix, write_through",
+        "lfm2, state made at a leaf, write_back",
+        "lfm2, state made on device and host, write_back",
+        "qwen3next, shared prefix, write_through",
+    ]
+    assert [len(panel.get_yticklabels()) for panel in panels] == [2, 1, 1, 1]
 
 
 def test_the_file_is_a_png_that_shows_the_hits(tmp_path: Path) -> None:

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_world import CORE, answer, core, family, released, row
+from bench_world import CORE, answer, core, extended, family, released, row
 
 from hicache_bench import report
+from hicache_bench.client import TIERS
 
 OPTIONS = {"families": 4, "prefix": 128, "suffix": 72, "policy": "write_through"}
 
 
 def document() -> dict[str, Any]:
-    return report.document([released(), core()], OPTIONS)
+    return report.document([released(), core(), extended()], OPTIONS)
 
 
 def test_the_plain_table_has_a_line_for_each_row_and_no_colours() -> None:
@@ -26,8 +27,18 @@ def test_the_plain_table_has_a_line_for_each_row_and_no_colours() -> None:
     text = stream.getvalue()
     assert "\x1b" not in text
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "lfm2 v0.5.17 as released 0/4 0.0000 0 / 0 / 0 0.0e+00 yes" in lines
-    assert "lfm2 v0.5.17 + core 4/4 0.6400 0 / 4 / 0 5.0e-07 yes" in lines
+    start = "lfm2 shared prefix write_through v0.5.17"
+    assert f"{start} as released 0/4 0.0000 0 / 0 / 0 0.0e+00 yes" in lines
+    assert f"{start} + core 4/4 0.6400 0 / 4 / 0 5.0e-07 yes" in lines
+
+
+def test_trees_stand_together_and_workloads_apart() -> None:
+    stream = io.StringIO()
+    report.print_table([released(), core(), extended("leaf"), extended("both")], stream)
+    lines = [line.split() for line in stream.getvalue().rstrip().splitlines()]
+    kinds = ["".join(words[1:2]) for words in lines]
+    body = kinds[kinds.index("shared") :]
+    assert body == ["shared", "shared", "", "state", "", "state"]
 
 
 def test_a_row_that_is_not_as_expected_says_no() -> None:
@@ -46,12 +57,24 @@ def test_the_document_holds_rows_details_trees_and_options() -> None:
         "sglang": "0.5.17",
         "sha256": "b" * 64,
         "component_only_backup": True,
+        "extended": False,
     }
+    assert made["trees"][2]["extended"] is True
+    assert made["workloads"] == [
+        {"name": "shared-prefix", "label": "shared prefix", "clients": 1},
+        {"name": "host", "label": "state made on the host only", "clients": 1},
+    ]
     patched = made["rows"][1]
     assert patched["prefix_hits"] == 4
     assert patched["token_hit_rate"] == 0.64
     assert patched["tokens_by_tier"] == {"device": 0, "host": 512, "storage": 0}
     assert patched["as_expected"] is True
+    assert patched["expected_hits"] == "all"
+    named = [(row["workload"], row["label"], row["policy"]) for row in made["rows"][1:]]
+    assert named == [
+        ("shared-prefix", "shared prefix", "write_through"),
+        ("host", "state made on the host only", "write_back"),
+    ]
     assert len(patched["family_detail"]) == 4
     assert patched["family_detail"][3]["logprob_difference"] == pytest.approx(5e-7)
     assert patched["family_detail"][3]["measured"] == {
@@ -59,6 +82,10 @@ def test_the_document_holds_rows_details_trees_and_options() -> None:
         "cached": 128,
         "tiers": {"device": 0, "host": 128, "storage": 0},
     }
+    assert patched["family_detail"][3]["steps"] == [
+        {"prompt": prompt, "tiers": dict.fromkeys(TIERS, 0), "expected": [0, 0]}
+        for prompt in ("the prefix + suffix a", "the prefix")
+    ]
     assert patched["sentinels"][0]["tiers"]["host"] == 16
 
 

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from bench_world import CORE, LOGPROBS, RELEASED, answer, core, family, released, row
+from bench_world import (
+    BY_NAME,
+    CORE,
+    EXTENDED,
+    LOGPROBS,
+    PEER,
+    RELEASED,
+    answer,
+    core,
+    extended,
+    family,
+    released,
+    row,
+)
 
 from hicache_bench.client import Answer
+from hicache_bench.measurement import Probe, Step
 from hicache_bench.results import Row, failed_expectations
-from hicache_bench.workload import Probe
+from hicache_bench.workloads import WORKLOADS
 
 HIT = family(answer(host=128))
 MISS = family(answer())
@@ -31,21 +45,78 @@ def test_a_row_counts_hits_tokens_and_tiers() -> None:
     assert mixed.worst_logprob_difference == 0.25
 
 
-@pytest.mark.parametrize("good", [released(), core()], ids=["released", "core"])
+def test_a_row_looks_at_every_answer_that_has_a_cold_run() -> None:
+    wrong = answer(tokens=(11, 12, 13, 15), logprobs=(-1.0, -2.0, -0.5, -3.5))
+    pairs = ((answer(), answer()), (answer(), wrong))
+    compared = row(CORE, [HIT, family(answer(host=128), compared=pairs)])
+    assert compared.worst_logprob_difference == 0.5
+    assert compared.changed_outputs == 1
+
+
+@pytest.mark.parametrize("good", [released(), core(), extended()], ids=lambda row: row.tree.name)
 def test_what_each_tree_should_show_is_as_expected(good: Row) -> None:
     assert failed_expectations(good) == []
 
 
-@pytest.mark.parametrize("tree", [RELEASED, CORE], ids=["released", "core"])
-def test_write_back_is_expected_to_find_nothing_on_either_tree(tree: object) -> None:
-    assert isinstance(tree, type(CORE))
-    assert failed_expectations(row(tree, [MISS] * 4, policy="write_back")) == []
-    assert len(failed_expectations(row(tree, [MISS] * 3 + [HIT], policy="write_back"))) == 1
+# By workload: what is released without the series, with core, with both groups, and what 0.5.18 and
+# 0.5.23 are as released.
+EXPECTED = {
+    ("shared-prefix", "write_through"): ("none", "all", "all", "all", "all"),
+    ("shared-prefix", "write_through_selective"): ("none", "all", "all", "all", "all"),
+    ("same-step", "write_through"): ("none", "none", "all", "none", "none"),
+    ("leaf", "write_back"): ("none", "none", "all", "none", "all"),
+    ("internal", "write_back"): ("none", "none", "all", "none", "all"),
+    ("host", "write_back"): ("none", "none", "all", "none", "none"),
+    ("both", "write_back"): ("none", "none", "all", "none", "none"),
+    ("clients", "write_through"): ("none", "all", "all", "all", "all"),
+    ("clients", "write_back"): ("any", "any", "all", "any", "any"),
+}
+COLUMNS = ((RELEASED, "0.5.17"), (CORE, "0.5.17"), (EXTENDED, "0.5.17"))
+PEERS = ((PEER, "0.5.18"), (PEER, "0.5.23"))
 
 
-def test_selective_write_through_is_expected_to_find_all_with_core() -> None:
-    assert failed_expectations(row(CORE, [HIT] * 4, policy="write_through_selective")) == []
-    assert failed_expectations(row(CORE, [MISS] * 4, policy="write_through_selective"))
+def test_each_tree_has_its_own_expectation_in_each_workload() -> None:
+    made = {
+        (workload.name, policy): tuple(
+            row(tree, [HIT], policy, workload=workload, version=version).expected_hits
+            for tree, version in (*COLUMNS, *PEERS)
+        )
+        for workload in WORKLOADS
+        for policy in workload.policies
+    }
+    assert made == EXPECTED
+
+
+def test_a_release_that_nobody_looked_at_is_judged_only_where_core_decides() -> None:
+    def expected(name: str) -> str:
+        return row(PEER, [HIT], workload=BY_NAME[name], version="0.5.30").expected_hits
+
+    assert [expected(name) for name in ("shared-prefix", "same-step", "both")] == [
+        "all",
+        "any",
+        "any",
+    ]
+
+
+@pytest.mark.parametrize("name", ["leaf", "internal", "host", "both"])
+def test_write_back_is_expected_to_find_nothing_without_extended(name: str) -> None:
+    for tree in (RELEASED, CORE):
+        for hits, failures in ((0, 0), (1, 1)):
+            families = [HIT] * hits + [MISS] * (4 - hits)
+            made = row(tree, families, "write_back", workload=BY_NAME[name])
+            assert len(failed_expectations(made)) == failures
+    assert failed_expectations(row(EXTENDED, [HIT] * 4, "write_back", workload=BY_NAME[name])) == []
+    (line,) = failed_expectations(
+        row(EXTENDED, [HIT] * 3 + [MISS], "write_back", workload=BY_NAME[name])
+    )
+    assert "3/4 prefixes found, token hit rate 0.4800; expected all, 0.6400" in line
+
+
+def test_hits_of_any_number_are_fine_where_nothing_is_expected() -> None:
+    for hits in (0, 2, 4):
+        families = [HIT] * hits + [MISS] * (4 - hits)
+        made = row(CORE, families, "write_back", workload=BY_NAME["clients"])
+        assert failed_expectations(made) == []
 
 
 def probes(*tiers: tuple[int, int, int]) -> list[Probe]:
@@ -64,7 +135,7 @@ def other(cached: Answer, **changes: object) -> Row:
         ),
         pytest.param(
             row(CORE, [HIT] * 3 + [MISS]),
-            "3/4 prefixes found under write_through, token hit rate 0.4800; expected all, 0.6400",
+            "3/4 prefixes found, token hit rate 0.4800; expected all, 0.6400",
             id="core misses one",
         ),
         pytest.param(other(answer(host=127)), "3/4 prefixes found", id="core is one token short"),
@@ -89,14 +160,25 @@ def other(cached: Answer, **changes: object) -> Row:
             id="cold run not cold",
         ),
         pytest.param(
-            other(answer(host=128), warm_cached=2),
-            "family 3: the warm request found 2 cached tokens",
-            id="warm request not new",
+            other(answer(host=128), compared=((answer(host=3), answer()),)),
+            "family 3: the cold run found 3 cached tokens",
+            id="another cold run not cold",
         ),
         pytest.param(
-            other(answer(host=128), create_cached=128),
-            "family 3: the request for the bare prefix found 128 cached tokens",
+            other(answer(host=128), steps=(Step("suffix a", (2, 0, 0), (0, 0)),)),
+            "family 3: the request for suffix a found 2 tokens on the device, 0 on the host, 0 in "
+            "storage; expected 0, 0 and none",
             id="state already there",
+        ),
+        pytest.param(
+            other(answer(host=128), steps=(Step("suffix a", (0, 128, 0), (128, 0)),)),
+            "family 3: the request for suffix a found 0 tokens on the device, 128 on the host",
+            id="state elsewhere",
+        ),
+        pytest.param(
+            other(answer(host=128), one_pass=False),
+            "family 3: the prompts of one call were not computed in one forward pass",
+            id="not in one step",
         ),
         pytest.param(
             row(CORE, [HIT] * 4, probes=probes((16, 0, 0))),
@@ -118,7 +200,7 @@ def other(cached: Answer, **changes: object) -> Row:
 def test_each_failed_expectation_gives_one_line(bad: Row, says: str) -> None:
     (line,) = failed_expectations(bad)
     assert says in line
-    assert line.startswith(f"lfm2, {bad.tree.name}: ")
+    assert line.startswith(f"lfm2, shared prefix, write_through, {bad.tree.name}: ")
 
 
 def test_a_difference_within_the_tolerance_is_no_failure() -> None:

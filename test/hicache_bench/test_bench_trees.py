@@ -9,6 +9,7 @@ import pytest
 from hicache_bench import trees
 from hicache_bench.errors import BenchError, UsageError
 
+PATCHED = "def _should_backup_after_insert(self, state):\n    ...\n"
 CORE_FILE = "sglang/srt/mem_cache/unified_cache/unified_tree_core.py"
 
 
@@ -88,9 +89,43 @@ def test_the_digest_is_of_names_and_bytes_of_sglang_alone(tmp_path: Path) -> Non
 def test_component_only_backup_is_recognised_by_its_function(tmp_path: Path) -> None:
     plain = make(tmp_path / "plain")
     named = make(tmp_path / "named", "# calls _should_backup_after_insert(state)\n")
-    patched = make(tmp_path / "patched", "def _should_backup_after_insert(self, state):\n    ...\n")
+    patched = make(tmp_path / "patched", PATCHED)
     found = [trees.resolve(trees.parse(f"x={folder}")) for folder in (plain, named, patched)]
     assert [tree.incremental for tree in found] == [False, False, True]
+    assert [tree.group for tree in found] == ["released", "released", "core"]
+
+
+@pytest.mark.parametrize(
+    ("line", "group"),
+    [
+        ("    SGLANG_HICACHE_INCREMENTAL_BACKUP = EnvBool(True)", "extended"),
+        ("    # not SGLANG_HICACHE_INCREMENTAL_BACKUP = EnvBool(True)", "core"),
+        ("    SGLANG_OTHER = EnvBool(True)", "core"),
+    ],
+)
+def test_group_extended_is_recognised_by_its_switch(tmp_path: Path, line: str, group: str) -> None:
+    folder = make(tmp_path, PATCHED)
+    (folder / "sglang" / "srt" / "environ.py").write_text(f"class Envs:\n{line}\n")
+    assert trees.resolve(trees.parse(f"x={folder}")).group == group
+
+
+@pytest.mark.parametrize(
+    ("version", "group"),
+    [("0.5.17", "core"), ("0.5.17+hicache.1", "core"), ("0.5.23", "peer"), ("0.5.1", "peer")],
+)
+def test_a_release_without_a_series_is_a_peer(tmp_path: Path, version: str, group: str) -> None:
+    folder = make(tmp_path, PATCHED)
+    (folder / "sglang" / "_version.py").write_text(
+        f"__version__: str\n__version__ = version = '{version}'\n"
+    )
+    assert trees.resolve(trees.parse(f"x={folder}")).group == group
+
+
+@pytest.mark.parametrize(
+    ("through", "group"), [("base", "released"), ("core", "core"), ("extended", "extended")]
+)
+def test_the_trees_of_the_series_have_their_groups(through: str, group: str) -> None:
+    assert trees.resolve(trees.parse(f"v0.5.17:{through}")).group == group
 
 
 def test_a_patch_that_is_not_in_the_series_is_one_clear_error() -> None:

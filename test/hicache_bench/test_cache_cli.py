@@ -57,7 +57,11 @@ def test_one_workload_as_json_leaves_standard_output_to_it(tmp_path: Path) -> No
     assert [(row["tree"], row["prefix_hits"]) for row in only["rows"]] == [
         ("v0.5.17 as released", 0),
         ("v0.5.17 + core", 2),
+        ("v0.5.17 + extended", 2),
+        ("v0.5.23 as released, rust core", 2),
     ]
-    assert [row["bytes_per_state_bytes"] for row in only["rows"]] == [None, 1.0]
+    assert [row["bytes_per_state_bytes"] for row in only["rows"]] == [None, 1.0, 1.0, 1.0]
+    assert only["rows"][3]["tree_core"] == "RustUnifiedTreeCore"
+    assert [tree["group"] for tree in value["trees"]] == ["released", "core", "extended", "peer"]
     assert json.loads((tmp_path / "cache.json").read_text()) == value
     assert (tmp_path / "cache.png").read_bytes().startswith(b"\x89PNG")

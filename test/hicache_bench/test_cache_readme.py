@@ -8,18 +8,22 @@ from typing import Any
 
 import bench_world
 import pytest
-from test_cache_judge import CORE, PLAN, RELEASED, outcome
+from test_cache_judge import TREES, WHOLE, outcome, result, whole_outcome
 
 from hicache_bench import cli, readme, report
 from hicache_bench.cache import report as cache_report
 
-FRAME = f"before\n\n{readme.BEGIN}\nold\n{readme.END}\n\nafter\n"
+FRAME = f"before\n\n{readme.BEGIN}\nearlier figures\n{readme.END}\n\nafter\n"
 
 
 def results(folder: Path, **changes: Any) -> Path:
-    rows = [bench_world.released(), bench_world.core()]
+    rows = [bench_world.released(), bench_world.core(), bench_world.extended()]
     server = report.document(rows, {"families": 4})
-    cache = cache_report.document(outcome(), PLAN, [RELEASED, CORE])
+    measured = whole_outcome()
+    measured.inserts = outcome().inserts
+    measured.growth = outcome().growth
+    measured.rows["state in flight"]["extended"] = result(10, 10)
+    cache = cache_report.document(measured, WHOLE, TREES)
     folder.mkdir(exist_ok=True)
     (folder / readme.SOURCES["server"]).write_text(json.dumps(server))
     (folder / readme.SOURCES["cache"]).write_text(json.dumps({**cache, **changes}))
@@ -40,24 +44,31 @@ def test_the_tables_stand_between_the_marks(words: list[str]) -> None:
     text = Path(words[2]).read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "old" not in text
+    assert "earlier figures" not in text
     assert (
-        "| shared prefix | core | 10/10 | 0.6400 | 0 / 64,000 | 10 | 7.0 kB / 4.1 MB | 0 |" in text
+        "| workload on the cache alone | as released | core | extended | 0.5.23 |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        "| shared prefix | 0/10 (0.0000) | 10/10 (0.6400) | 10/10 (0.6400) | 0/10 (0.0000) |\n"
+    ) in text
+    assert (
+        "| state in flight | extended | 0 / 64,000 | 83.2 kB / 16.2 kB | 0 B / 0 B | 13 / 0 / 10 "
+        "| 7.0 kB / 4.1 MB | 0 |" in text
     )
-    assert "| lfm2 | v0.5.17 + core | 4/4 | 0.6400 | 0 / 4 / 0 | 5.0e-07 |" in text
     assert "| 1,000 nodes | core | 1.010 | 1.000 to 1.020 | 0.990 |" in text
     assert "| Qwen3-Next-80B-A3B | 77.3 MB | 3.3 GB |" in text
 
 
-def test_other_releases_have_a_table_where_they_were_measured(
-    words: list[str], tmp_path: Path
-) -> None:
-    folder = results(tmp_path / "peers")
-    rows = [bench_world.core(model="peer")]
-    (folder / "peers.json").write_text(json.dumps(report.document(rows, {})))
-    assert "| peer |" not in Path(words[2]).read_text()
-    assert cli.main([*words, "--take", str(folder)]) == 0
-    assert "| peer | v0.5.17 + core | 4/4 |" in Path(words[2]).read_text()
+def test_servers_have_a_line_for_each_workload_and_a_column_for_each_tree(words: list[str]) -> None:
+    """A tree that did not run a workload has an empty place in its line."""
+    lines = Path(words[2]).read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| model "))
+    trees = "v0.5.17 as released | v0.5.17 + core | v0.5.17 + extended"
+    assert lines[start : start + 4] == [
+        f"| model | workload on real servers | write policy | {trees} | worst logprob difference |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| lfm2 | shared prefix | write_through | 0/4 (0.0000) | 4/4 (0.6400) |  | 5.0e-07 |",
+        "| lfm2 | state made on the host only | write_back |  |  | 4/4 (0.6400) | 0.0e+00 |",
+    ]
 
 
 def test_the_check_agrees_with_what_was_written(words: list[str]) -> None:
@@ -71,7 +82,7 @@ def test_a_figure_that_was_changed_by_hand_fails_the_check(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = Path(words[2])
-    changed = page.read_text().replace("| 10/10 | 0.6400", "| 10/10 | 0.9999")
+    changed = page.read_text().replace("| 10/10 (0.6400)", "| 10/10 (0.9999)")
     page.write_text(changed)
     capsys.readouterr()
     assert cli.main([*words, "--check"]) == 1
@@ -104,7 +115,11 @@ def test_figures_of_a_run_that_failed_are_not_taken(words: list[str], tmp_path: 
     [
         ("{", "not JSON"),
         ("{}", "expected the keys server, cache"),
-        ('{"server": {"schema": 1}, "cache": {"schema": 99}}', "cache is written in schema 99"),
+        ('{"server": {"schema": 99}, "cache": {}}', "server is written in schema 99"),
+        (
+            f'{{"server": {{"schema": {report.SCHEMA}}}, "cache": {{"schema": 99}}}}',
+            "cache is written",
+        ),
     ],
 )
 def test_a_json_that_cannot_be_used_is_refused(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hicache_bench import trees
-from hicache_bench.cache import judge
+from hicache_bench.cache import judge, plan
 from hicache_bench.cache.driver import Process
-from hicache_bench.cache.sizes import Chat, Inserts, Pools, SharedPrefix, Tenants
+from hicache_bench.cache.sizes import Chat, Deep, Inserts, OneState, Pools, SharedPrefix, Tenants
 from hicache_bench.errors import BenchError
 
 POOLS = Pools(device_tokens=8_192, device_states=32, host_ratio=8.0, chunk=4_096)
@@ -21,9 +21,27 @@ SHAPE = SharedPrefix(families=4, prefix=640, suffix=360, flood=512)
 NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
+DEEP = Deep(conversations=2, turns=10, measured=3, system=200, message=70, answer=130, flood=3_000)
+# The workloads of families, at this size, and conversations that fit it.
+WORKLOADS = {
+    workload.name: workload
+    for workload in plan.Plan(POOLS, SHAPE).workloads()
+    if isinstance(workload.shape, SharedPrefix | OneState)
+} | {
+    workload.name: replace(
+        workload,
+        shape=replace(DEEP, slow=workload.shape.slow),
+        pools=replace(POOLS, policy=workload.pools.policy, device_states=16),
+    )
+    for workload in plan.Plan(POOLS, SHAPE).workloads()
+    if isinstance(workload.shape, Deep)
+}
+
+
 def worker(name: str, folder: Path, **environ: str) -> Process:
     tree = trees.resolve(trees.parse(name))
-    return Process(name, tree.path, folder / f"{tree.sha256[:8]}.log", {**NO_GPU, **environ})
+    given = {**NO_GPU, **dict(tree.environ), **environ}
+    return Process(name, tree.path, folder / f"{tree.sha256[:8]}.log", given)
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +50,25 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Proc
     with (
         worker("v0.5.17:base", folder) as base,
         worker("v0.5.17:core", folder) as core,
+        worker("v0.5.17:extended", folder) as extended,
         worker("v0.5.17:core", folder / "dropped", SGLANG_CPU_DROP="temporal_load") as dropped,
+        worker("v0.5.17:extended", folder / "off", SGLANG_HICACHE_INCREMENTAL_BACKUP="0") as off,
     ):
-        yield {"base": base, "core": core, "dropped": dropped}
+        yield {"base": base, "core": core, "extended": extended, "dropped": dropped, "off": off}
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Process]]:
+    folder = tmp_path_factory.mktemp("peers")
+    with (
+        worker("v0.5.23:base@rust", folder / "rust") as rust,
+        worker("v0.5.23:base@python", folder / "python") as python,
+    ):
+        yield {"rust": rust, "python": python}
+
+
+def do(process: Process, workload: plan.Workload) -> Any:
+    return process.do(workload.command, **plan.sent(workload))
 
 
 def shared_prefix(process: Process, shape: SharedPrefix = SHAPE, pools: Pools = POOLS) -> Any:
@@ -94,11 +128,87 @@ def test_a_chunk_s_end_within_the_prefix_serves_either(workers: dict[str, Proces
     assert core["prefix_hits"] == 4
 
 
-def test_write_back_is_the_same_in_both(workers: dict[str, Process]) -> None:
-    pools = Pools(**{**asdict(POOLS), "policy": "write_back"})
-    base, core = (shared_prefix(workers[name], pools=pools) for name in ("base", "core"))
-    assert base["prefix_hits"] == core["prefix_hits"] == 0
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_what_each_tree_finds_and_copies(workers: dict[str, Process], name: str) -> None:
+    workload = WORKLOADS[name]
+    for group, process in (("released", "base"), ("core", "core"), ("extended", "extended")):
+        found = do(workers[process], workload)
+        most = {"all": found["eligible"], "none": 0, "one": 1}[workload.finds[group]]
+        assert found["prefix_hits"] == most, group
+        assert found["eligible"] > 1
+        tree = trees.Tree(group, Path(), "", incremental=group != "released")
+        assert judge.failed_row({group: found}, replace(workload, finds={}), tree, [tree]) == []
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_turned_off_it_is_as_released(workers: dict[str, Process], name: str) -> None:
+    base, off = (do(workers[process], WORKLOADS[name]) for process in ("base", "off"))
+    assert {**off, "seconds": 0} == {**base, "seconds": 0}
+
+
+def test_a_state_costs_its_own_bytes_whenever_it_is_made(workers: dict[str, Process]) -> None:
+    """Where core never saves the state, extended copies one state for each family, and no KV."""
+    for name in ("state in flight", "state between chunks", "state at the threshold"):
+        base, extended = (
+            do(workers[process], WORKLOADS[name])["copied"]["create"]
+            for process in ("base", "extended")
+        )
+        assert extended["backups"] == {**base["backups"], "component": 4}, name
+        assert extended["bytes"]["kv"] == base["bytes"]["kv"], name
+        moved = [one["bytes"]["mamba"]["device_to_host"] for one in (base, extended)]
+        assert moved[1] - moved[0] == 4 * 704, name
+
+
+def test_write_back_saves_at_eviction_what_core_does_not(workers: dict[str, Process]) -> None:
+    workload = WORKLOADS["write-back, node on the host"]
+    base, core, extended = (do(workers[name], workload) for name in ("base", "core", "extended"))
     assert base["copied"] == core["copied"]
+    assert extended["copied"]["create"] == base["copied"]["create"]
+    assert extended["copied"]["flood"]["backups"]["component"] == 4
+    internal = do(workers["extended"], WORKLOADS["write-back, node internal"])["copied"]
+    assert internal["create"]["backups"] == {"whole": 0, "kv": 0, "component": 0}
+    assert internal["pressure"]["backups"]["whole"] >= 4
+
+
+@pytest.mark.parametrize("core", ["rust", "python"])
+def test_a_later_release_runs_on_the_tree_core_that_was_asked_for(
+    peers: dict[str, Process], core: str
+) -> None:
+    plain = do(peers[core], WORKLOADS["shared prefix"])
+    assert plain["tree_core"] == {"rust": "RustUnifiedTreeCore", "python": "UnifiedTreeCore"}[core]
+    assert plain["prefix_hits"] == plain["prefixes_compared"] == 4
+    assert plain["copied"]["create"]["full_tokens_not_copied_again"] == 4 * 640
+    assert judge.bytes_ratio(plain) == 1.0
+    assert do(peers[core], WORKLOADS["write-back, node on the host"])["prefix_hits"] == 0
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_both_tree_cores_of_a_later_release_find_and_copy_the_same(
+    peers: dict[str, Process], name: str
+) -> None:
+    rust, python = (do(peers[core], WORKLOADS[name]) for core in ("rust", "python"))
+    for key in ("prefix_hits", "tokens", "copied", "host_slots", "flood_prompts"):
+        assert rust[key] == python[key], key
+
+
+@pytest.mark.parametrize(
+    ("name", "pools", "says"),
+    [
+        ("state between chunks", {"chunk": 4_096}, "a was one chunk"),
+        ("state between chunks", {"chunk": 256}, "a was more than two chunks"),
+        ("state at the threshold", {"policy": "write_through"}, "a was backed up by itself"),
+        ("state in flight", {"policy": "write_back"}, "nothing was in flight"),
+        ("write-back, leaf to the end", {"policy": "write_through"}, "something was on the host"),
+        ("write-back, node internal", {"device_tokens": 5_120}, "KV of a prefix left the device"),
+        ("deep conversations", {"device_tokens": 65_536}, "it was still on the device"),
+    ],
+)
+def test_a_moment_that_did_not_come_about_ends_the_run(
+    workers: dict[str, Process], name: str, pools: dict[str, Any], says: str
+) -> None:
+    workload = WORKLOADS[name]
+    with pytest.raises(BenchError, match=f"MissedMomentError: .*{says}"):
+        do(workers["base"], replace(workload, pools=replace(workload.pools, **pools)))
 
 
 def test_a_lost_copy_is_noticed(workers: dict[str, Process]) -> None:

@@ -68,7 +68,6 @@ def test_a_server_with_all_flags_has_nothing_in_the_way() -> None:
         ({"enable_hierarchical_cache": False}, "launch it with --enable-hierarchical-cache"),
         ({"disable_radix_cache": True}, "the prefix cache is off"),
         ({"uses_mamba_radix_cache": False}, "it is no hybrid model"),
-        ({"hicache_write_policy": "write_back"}, "--hicache-write-policy write_through"),
         ({"hicache_mem_layout": "layer_first"}, "--hicache-mem-layout page_first_direct"),
         ({"dp_size": 4}, "4 data-parallel replicas"),
     ],
@@ -85,6 +84,7 @@ def test_a_flag_that_makes_the_result_worthless_is_refused(
     [
         ({"enable_cache_report": False}, "launch it with --enable-cache-report"),
         ({"hicache_write_policy": "write_through_selective"}, "each prompt is sent twice"),
+        ({"hicache_write_policy": "write_back"}, "only a tree with group extended"),
     ],
 )
 def test_a_flag_that_is_unhelpful_is_noted(changes: dict[str, Any], says: str) -> None:

@@ -20,9 +20,9 @@ SHAPE = workload.Shape(families=2)
 
 
 def spec(name: str, folder: Path, *left_out: str, policy: str = "write_through") -> ServerSpec:
-    """A server of the tree with core, without some of its switches, or with another policy."""
+    """A server of the whole series, without some of its switches, or with another policy."""
     checkpoint = models.make("lfm2", folder)
-    tree = trees.resolve(trees.parse("v0.5.17:core"))
+    tree = trees.resolve(trees.parse("v0.5.17:extended"))
     made = launch.spec(
         name, checkpoint, tree.path, shape=SHAPE, policy=policy, logs=folder / "logs"
     )
@@ -91,11 +91,13 @@ def test_without_the_hierarchical_cache_nothing_is_sent(servers: dict[str, Serve
     assert "nothing was sent" in done.stderr
 
 
-def test_write_back_is_said(servers: dict[str, Server]) -> None:
-    done = run(servers["write_back"])
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "launch it with --hicache-write-policy write_through" in done.stderr
-    assert "nothing was sent" in done.stderr
+def test_with_write_back_every_prefix_is_found(servers: dict[str, Server]) -> None:
+    done = run(servers["write_back"], "--flush", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert "only a tree with group extended" in done.stderr
+    value = json.loads(done.stdout)
+    assert (value["prefix_hits"], value["tokens"]["host"]) == (2, 256)
+    assert value["worst_logprob_difference"] < 1e-5
 
 
 def test_a_host_pool_smaller_than_the_workload_is_said(servers: dict[str, Server]) -> None:

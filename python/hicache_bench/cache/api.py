@@ -32,6 +32,13 @@ _NAMES = {
 }
 
 
+# Names of some releases only: `hicache_bench.cache.scheduler` goes by whether they are there.
+_LATER = {
+    "sglang.srt.managers.schedule_batch": ("FINISH_LENGTH",),
+    "sglang.srt.mem_cache.common": ("checkpoint_kv_cache",),
+}
+
+
 def load() -> Any:
     """All names as attributes of one object. Raises ImportError where the tree lacks one."""
     found = SimpleNamespace()
@@ -41,4 +48,9 @@ def load() -> Any:
             if not hasattr(module, name):
                 raise ImportError(f"{module.__file__}: no {name}; the replay needs it")
             setattr(found, name, getattr(module, name))
+    for module_name, names in _LATER.items():
+        module = importlib.import_module(module_name)
+        for name in names:
+            if hasattr(module, name):
+                setattr(found, name, getattr(module, name))
     return found

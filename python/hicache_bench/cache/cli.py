@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_bench import trees
-from hicache_bench.cache import plot, report, run, sizes
+from hicache_bench.cache import plan, plot, report, run, sizes
 from hicache_bench.cli_common import default_out, resolve_trees
 from hicache_bench.errors import BenchError
 from hicache_bench.progress import Reporter
@@ -19,8 +19,9 @@ from hicache_bench.report import write_json
 _DESCRIPTION = """\
 Replay workloads on the real UnifiedRadixCache of each source tree, with real device and host pools
 and no model, in the scheduler's order of calls, and compare every byte that a request reuses.
-Without options: upstream's own size, v0.5.17 as released and with the core patches, within three
-minutes on two cores and 6 GB of memory."""
+Without options: upstream's own size; v0.5.17 as released, with group core and with group extended,
+and v0.5.23 as released with the tree core that it starts with; some three minutes on two cores and
+10 GB of memory."""
 
 _EPILOG = """\
 examples:
@@ -28,9 +29,10 @@ examples:
   python -m hicache_bench cache --only --prefix 12800 --suffix 1000
   python -m hicache_bench cache --trees v0.5.17:base --trees mine=/src/sglang/python --json -
 
-exit status: 0 where each tree shows what it should (one with component-only backup finds every
-shared prefix, one without at most the one that was left on the device; a component-only backup
-takes no host KV slot and copies its state's bytes only); 1 where not; 2 wrong usage"""
+exit status: 0 where each tree shows what it should (with group extended every prefix is found, with
+core those whose state is made at a moment that core acts on, as released none, and never fewer than
+as released; a component-only backup takes no host KV slot and copies its state's bytes only; what a
+later release finds is shown, not judged); 1 where not; 2 wrong usage"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         metavar="TREE",
         help="a source tree, repeatable: BASE:THROUGH or NAME=FOLDER; the first is the reference "
-        f"of the insert times; default: {' and '.join(trees.DEFAULT)}; "
+        f"of the insert times; default: {', '.join(plan.TREES)}; "
         "example: --trees mine=/src/sglang/python",
     )
     numbers = (
@@ -98,21 +100,21 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run `cache`. Returns the exit status; raises BenchError."""
     chosen = parser().parse_args(argv)
-    plan = _plan(chosen)
-    sizes.check(plan.pools, plan.shape)
-    specs = trees.parse_all(chosen.trees or trees.DEFAULT)
+    wanted = _plan(chosen)
+    sizes.check(wanted.pools, wanted.shape)
+    specs = trees.parse_all(chosen.trees or plan.TREES)
     out: Path = (chosen.out or default_out()).resolve()
     with Reporter() as reporter:
         found = resolve_trees(specs, reporter)
-        outcome = run.run(found, plan, out / "logs", reporter)
-    value = report.document(outcome, plan, found)
+        outcome = run.run(found, wanted, out / "logs", reporter)
+    value = report.document(outcome, wanted, found)
     _show(value, chosen.json, out)
     for line in value["failed_expectations"]:
         print(f"hicache_bench: not as expected: {line}", file=sys.stderr)
     return 1 if value["failed_expectations"] else 0
 
 
-def _plan(chosen: argparse.Namespace) -> run.Plan:
+def _plan(chosen: argparse.Namespace) -> plan.Plan:
     pools = sizes.Pools(
         device_tokens=chosen.device_tokens,
         device_states=chosen.device_states,
@@ -126,11 +128,11 @@ def _plan(chosen: argparse.Namespace) -> run.Plan:
         flood=max(2 * pools.page, min(sizes.SharedPrefix().flood, chosen.device_tokens // 8)),
     )
     if chosen.only:
-        return run.Plan(pools, shape, others=False)
-    return run.Plan(
+        return plan.Plan(pools, shape, others=False)
+    return plan.Plan(
         pools,
         shape,
-        growth=run.GROWTH,
+        growth=plan.GROWTH,
         inserts=(sizes.Inserts(1_000), sizes.Inserts(100_000)),
     )
 

@@ -1,32 +1,30 @@
 """One real UnifiedRadixCache with real device and host pools, served requests without a model.
 
-The order of the calls is that of sglang's scheduler: match, lock, load back, allocate, prefill in
-chunks, cache the unfinished and then the finished request, poll acknowledgements. Where the model
-would compute, `patterns` write the bytes that a prefix must have, and every byte that a request
-reuses is compared with them.
+The order of the calls is that of sglang's scheduler (`scheduler`): match, lock, load back,
+allocate, prefill in chunks, cache the unfinished and then the finished request, poll
+acknowledgements. Where the model would compute, `contents` writes the bytes that a prefix must
+have, and every byte that a request reuses is compared with them.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from hicache_bench.cache import patterns
+from hicache_bench.cache import patterns, treeview
+from hicache_bench.cache.contents import Contents
+from hicache_bench.cache.scheduler import scheduler
 from hicache_bench.cache.sizes import Pools
+from sglang_cpu import transfers
 
 # Small dimensions; what is copied is counted in slots and bytes, and stated for published models in
 # `shapes`. The controller walks layers 0, 1, ..., so their numbers must leave no gap.
 _FULL_LAYERS, _MAMBA_LAYERS = [0, 1], [2, 3]
-_HEAD_DIM = 8
-
-
-class WrongBytesError(Exception):
-    """What a request was given back is not what its prefix should have left."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,10 @@ class Engine:
     def __init__(self, api: Any, pools: Pools) -> None:
         self.api = api
         self.pools = pools
-        self.compared = 0
-        """Reused prefixes whose bytes were compared."""
         self._served = 0
+        self._held: transfers.Held | None = None
         args = self._server_args()
-        self._build_pools()
+        kv_pool = self._build_pools()
         params = api.CacheInitParams(
             disable=False,
             req_to_token_pool=self.req_pool,
@@ -67,6 +64,9 @@ class Engine:
         group = self.cache.host_pool_group
         self.host_kv = group.get_pool(api.PoolName.KV)
         self.host_states = group.get_pool(api.PoolName.MAMBA)
+        self.contents = Contents(kv_pool, self.req_pool.mamba_pool)
+        self.scheduler = scheduler(api, self.cache, self.req_pool, self.allocator)
+        self.tree = treeview.of(api, self.cache)
 
     def _server_args(self) -> Any:
         pools = self.pools
@@ -84,7 +84,8 @@ class Engine:
         self.api.set_global_server_args_for_scheduler(args)
         return args
 
-    def _build_pools(self) -> None:
+    def _build_pools(self) -> Any:
+        """Make the device's pools and their allocator. Returns the pool of the Full KV."""
         api, pools = self.api, self.pools
         shape = api.Mamba2StateShape.create(
             tp_world_size=1,
@@ -112,162 +113,69 @@ class Engine:
             dtype=torch.bfloat16,
             page_size=pools.page,
             head_num=1,
-            head_dim=_HEAD_DIM,
+            head_dim=pools.head_dim,
             full_attention_layer_ids=_FULL_LAYERS,
             device="cpu",
             mamba_pool=self.req_pool.mamba_pool,
         )
-        self._kv = kv_pool.full_kv_pool
         self.allocator = api.PagedTokenToKVPoolAllocator(
             pools.device_tokens, pools.page, torch.bfloat16, "cpu", kv_pool, need_sort=False
         )
-
-    # Bytes
-
-    def _kv_planes(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Number and buffer [slots, ...] of each layer's keys and of its values."""
-        for layer in range(len(_FULL_LAYERS)):
-            yield 2 * layer, self._kv.k_buffer[layer]
-            yield 2 * layer + 1, self._kv.v_buffer[layer]
-
-    def _state_planes(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Number and buffer [slots, ...] of each layer's part of each kind of state."""
-        state = self.req_pool.mamba_pool.mamba_cache
-        for kind, buffer in enumerate([*state.conv, state.temporal]):
-            for layer in range(len(_MAMBA_LAYERS)):
-                yield 1000 + 100 * kind + layer, buffer[layer]
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's Full KV, all layers."""
-        return sum(b[0].numel() * b.element_size() for _, b in self._kv_planes())
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of one Mamba state, all layers."""
-        return sum(b[0].numel() * b.element_size() for _, b in self._state_planes())
-
-    def _write_state(self, hash_: torch.Tensor, slot: int) -> None:
-        for plane, buffer in self._state_planes():
-            buffer[slot] = patterns.rows(hash_, plane, buffer)[0]
-
-    def _compare(self, hashes: torch.Tensor, slots: torch.Tensor, state: int) -> None:
-        """Compare reused KV (int64 slots [n]) and the reused state with their prefix's bytes."""
-        for plane, buffer in self._kv_planes():
-            if not patterns.same_bytes(buffer[slots], patterns.rows(hashes, plane, buffer)):
-                raise WrongBytesError(f"reused KV of {len(slots)} tokens differs in plane {plane}")
-        for plane, buffer in self._state_planes():
-            if not patterns.same_bytes(buffer[state], patterns.rows(hashes[-1:], plane, buffer)[0]):
-                raise WrongBytesError(
-                    f"the reused state is not the one after {len(slots)} tokens (plane {plane})"
-                )
-        self.compared += 1
+        return kv_pool.full_kv_pool
 
     # Requests
 
     def serve(self, tokens: array[int]) -> Served:
         """Prefill one prompt in chunks, finish it, poll. Raises WrongBytesError."""
-        hashes = patterns.prefix_hashes(tokens)
-        req, served = self._start(tokens, hashes)
-        while True:
-            end = min(len(req.prefix_indices) + self.pools.chunk, len(tokens))
-            self._prefill(req, hashes, end)
-            if end == len(tokens):
-                break
-            self.cache.cache_unfinished_req(req, chunked=True)
-            req.init_next_round_input()
-            self.cache.check_hicache_events()
-        self.api.release_kv_cache(req, self.cache)
-        self.cache.check_hicache_events()
-        return served
+        prefill = Prefill(self, tokens)
+        while not prefill.step():
+            pass
+        return prefill.served
 
-    def _start(self, tokens: array[int], hashes: torch.Tensor) -> tuple[Any, Served]:
-        """Match, lock, load back, take the state over, and check what the request reuses."""
-        cache, pool, api = self.cache, self.req_pool, self.api
+    def request(self, tokens: array[int]) -> Any:
+        """A request of sglang's for this prompt."""
         self._served += 1
-        req = api.Req(
+        return self.api.Req(
             rid=str(self._served),
             origin_input_text="",
             origin_input_ids=tokens,
-            sampling_params=api.SamplingParams(max_new_tokens=1),
+            sampling_params=self.api.SamplingParams(max_new_tokens=1),
         )
-        cache.check_hicache_events()
-        pool.mamba_allocator.alloc_group_begin(1)
-        req.init_next_round_input(cache)
-        on_device = len(req.prefix_indices)
-        admitted, admission = req.last_node, cache.inc_lock_ref(req.last_node)
-        if req.needs_host_load_back():
-            loaded, req.last_node = cache.init_load_back(
-                api.InitLoadBackParams(
-                    best_match_node=req.best_match_node,
-                    host_hit_length=req.host_hit_length,
-                    req=req,
-                )
-            )
-            req.prefix_indices = torch.cat([req.prefix_indices, loaded])
-            req.cache_protected_len = len(req.prefix_indices)
-        lock = cache.inc_lock_ref(req.last_node)
-        req.swa_uuid_for_lock = lock.swa_uuid_for_lock
-        req.skip_lock_node_ids = lock.skip_lock_node_ids
-        cache.dec_lock_ref(admitted, admission.to_dec_params())
-        pool.mamba_allocator.alloc_group_end()
-        cache.ready_to_load_host_cache()
-        api.alloc_req_slots(pool, [req], cache)
-        cached = len(req.prefix_indices)
-        if cached:
-            if req.mamba_cow_src_index is not None:
-                pool.mamba_pool.copy_from(
-                    req.mamba_cow_src_index.view(-1), req.mamba_pool_idx.view(-1)
-                )
-            self._compare(hashes[:cached], req.prefix_indices, int(req.mamba_pool_idx))
-        return req, Served(len(tokens), on_device, cached - on_device)
 
-    def _prefill(self, req: Any, hashes: torch.Tensor, end: int) -> None:
-        """Allocate and compute the tokens from the end of the prefix to `end`."""
-        api, pool, page = self.api, self.req_pool, self.pools.page
-        start = len(req.prefix_indices)
-        req.set_extend_range(start, end)
-        room = -(-(end - start) // page) * page
-        api.evict_from_tree_cache(self.cache, room + page)
-        slots = self.allocator.alloc(room)
-        if slots is None:
-            raise RuntimeError(
-                f"no {room} slots on the device: {self.cache.available_and_evictable_str()}"
-            )
-        slots = slots[: end - start]
-        pool.write((req.req_pool_idx, slice(0, start)), req.prefix_indices)
-        pool.write((req.req_pool_idx, slice(start, end)), slots)
-        req.kv = api.ReqKvInfo(kv_allocated_len=end, swa_evicted_seqlen=0)
-        req.kv_committed_len = end
-        for plane, buffer in self._kv_planes():
-            buffer[slots] = patterns.rows(hashes[start:end], plane, buffer)
-        self._write_state(hashes[end - 1 : end], int(req.mamba_pool_idx))
-        batch = SimpleNamespace(req_to_token_pool=pool, tree_cache=self.cache)
-        entry = api.ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend(batch, req)
-        if entry.track_mask:
-            kept = req.mamba_last_track_seqlen
-            self._write_state(hashes[kept - 1 : kept], int(entry.track_index))
+    def poll(self) -> None:
+        """One step of the scheduler in which no request comes."""
+        self.cache.check_hicache_events()
 
-    # What the tree holds
+    # What stands in a backup's way
 
-    def on_device(self, tokens: array[int]) -> tuple[int, bool]:
-        """Tokens of the path of `tokens` whose KV is on the device, and whether its state is.
+    @contextmanager
+    def slow_copies(self) -> Iterator[transfers.Held]:
+        """No copy is made, and so none acknowledged, before the block ends or one is waited for."""
+        with transfers.hold() as self._held:
+            yield self._held
+        self._held = None
+        self.poll()
 
-        The tree is looked at, not asked: a match would change the order of eviction.
+    def wait_for_loads(self) -> None:
+        """Wait for what is being loaded, as the forward pass that reads it does."""
+        for transfer in self._held.pending if self._held else ():
+            if transfer.is_load:
+                transfer.release()
+
+    @contextmanager
+    def full_host(self, pool: str) -> Iterator[Callable[[], int]]:
+        """All that is free of a host pool ("kv" or "mamba") is taken while the block lasts.
+
+        That is what a large prefetch from storage does until it ends. What the block gets tells how
+        many slots are free nevertheless.
         """
-        api = self.api
-        node, found = self.cache.tree_core.root_node, 0
-        key = api.RadixKey(tokens)
-        while len(key):
-            child = node.children.get(key.child_key(self.pools.page))
-            shared = 0 if child is None else child.key.match(key, page_size=self.pools.page)
-            if child is None or child.component_data[api.ComponentType.FULL].value is None:
-                return found, False
-            found += shared
-            if shared < len(child.key):
-                return found, False
-            node, key = child, key[shared:]
-        return found, node.component_data[api.ComponentType.MAMBA].value is not None
+        host = {"kv": self.host_kv, "mamba": self.host_states}[pool]
+        taken = host.alloc(host.available_size())
+        yield lambda: int(host.available_size())
+        host.free(taken)
+        self.poll()
+
+    # What the pools hold
 
     def host_used(self) -> dict[str, int]:
         """Host slots in use, by pool."""
@@ -276,6 +184,44 @@ class Engine:
             "mamba": self.host_states.size - self.host_states.available_size(),
         }
 
-    def nodes(self) -> int:
-        """Nodes of the tree, the root left out."""
-        return len(self.cache.tree_core._collect_all_nodes()) - 1
+
+class Prefill:
+    """One request under way. A step computes one chunk; others may be served between steps."""
+
+    def __init__(self, engine: Engine, tokens: array[int]) -> None:
+        self._engine = engine
+        self._tokens = tokens
+        self._hashes = patterns.prefix_hashes(tokens)
+        self._req = engine.request(tokens)
+        scheduler_ = engine.scheduler
+        on_device, self._prefix = scheduler_.admit(self._req)
+        cached = len(self._prefix)
+        self.served = Served(len(tokens), on_device, cached - on_device)
+        if cached:
+            engine.wait_for_loads()
+            engine.contents.compare(
+                self._hashes[:cached], self._prefix, scheduler_.state_slot(self._req)
+            )
+
+    def step(self) -> bool:
+        """Compute the next chunk; whether it was the last one, and the request is done."""
+        engine, scheduler_ = self._engine, self._engine.scheduler
+        start = len(self._prefix)
+        end = min(start + engine.pools.chunk, len(self._tokens))
+        self._compute(start, end)
+        if end == len(self._tokens):
+            scheduler_.finish(self._req)
+            return True
+        scheduler_.stash(self._req)
+        self._prefix = scheduler_.prefix_of_chunk(self._req)
+        return False
+
+    def _compute(self, start: int, end: int) -> None:
+        contents, scheduler_, req = self._engine.contents, self._engine.scheduler, self._req
+        slots = scheduler_.extend(req, start, end, self._prefix)
+        contents.write_kv(self._hashes[start:end], slots)
+        contents.write_state(self._hashes[end - 1 : end], scheduler_.state_slot(req))
+        kept = scheduler_.kept_state(req)
+        if kept:
+            length, slot = kept
+            contents.write_state(self._hashes[length - 1 : length], slot)

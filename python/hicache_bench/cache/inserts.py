@@ -39,8 +39,9 @@ class InsertTree:
         families = -(-wanted.nodes // (_FAN + 1))
         leaves = families * _FAN
         room = (leaves + families + 64) * page
-        # Slots of the tree's own nodes, and of the one insert under way.
-        self.engine = Engine(api, Pools(room, leaves + 64, 1.1, page, room))
+        # Slots of the tree's own nodes, and of the one insert under way. No byte of them is looked
+        # at, so a token has few.
+        self.engine = Engine(api, Pools(room, leaves + 64, 1.1, page, room, head_dim=1))
         self._random = random.Random(wanted.seed)
         self._targets: list[_Path] = []
         every = max(1, leaves // wanted.targets)
@@ -51,7 +52,7 @@ class InsertTree:
         finally:
             gc.enable()
         gc.collect()
-        self.nodes = self.engine.nodes()
+        self.nodes = self.engine.tree.nodes()
 
     def _fill(self, families: int, every: int) -> None:
         cache, page = self.engine.cache, self.engine.pools.page

@@ -1,4 +1,7 @@
-"""Counts what HiCache moves: bytes where they are copied, backups where they are ordered."""
+"""Counts what HiCache moves: bytes where they are copied, backups where they are ordered.
+
+A copy that is held back (`Engine.slow_copies`) counts when it is issued.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +68,14 @@ class Meter:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._core = engine.cache.tree_core
+        self._tree = engine.tree
         self.reset()
-        controller = engine.cache.cache_controller
-        self._write = controller.write
+        controller, core = engine.cache.cache_controller, engine.cache.tree_core
+        self._write, self._spec = controller.write, core.build_backup_spec
+        self._node_id = -1
         controller.write = self._recorded
+        # An acknowledgement may have an id of its own, so the node is known by what is asked first.
+        core.build_backup_spec = self._asked
 
     def reset(self) -> None:
         """Count from zero."""
@@ -78,6 +83,10 @@ class Meter:
         self.backups: Counter[str] = Counter()
         self.slots: Counter[tuple[str, str]] = Counter()
         self.again = 0
+
+    def _asked(self, node_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._node_id = node_id
+        return self._spec(node_id, *args, **kwargs)
 
     def _recorded(self, device_indices: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         taken = self._write(device_indices, *args, **kwargs)
@@ -90,7 +99,7 @@ class Meter:
         self.slots[kind, "kv"] += len(taken)
         self.slots[kind, "mamba"] += states
         if kind == "component":
-            self.again += len(self._core.node_by_id(kwargs["node_id"]).key)
+            self.again += self._tree.node_tokens(self._node_id)
         return taken
 
     def report(self) -> dict[str, Any]:

@@ -23,24 +23,28 @@ _MODELS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
 def hits(value: dict[str, Any]) -> Figure:
     """A bar for each workload and tree: tokens of its prompts by where they came from, in %."""
-    rows = [(workload, row) for workload in value["workloads"] for row in workload["rows"]]
-    drawn = Figure(figsize=(9.5, 1.9 + 0.55 * len(rows)), layout="constrained")
+    rows = [(index, row) for index, each in enumerate(value["workloads"]) for row in each["rows"]]
+    # Above the bars of a workload there is room for its name.
+    places = [bar + workload for bar, (workload, _) in enumerate(rows)]
+    drawn = Figure(figsize=(9.5, 1.6 + 0.24 * (places[-1] + 1)), layout="constrained")
     FigureCanvasAgg(drawn)
     axes = drawn.add_subplot()
-    names = [workload["name"] for workload, _ in rows]
-    gaps = [sum(names[i] != names[i - 1] for i in range(1, n + 1)) for n in range(len(rows))]
-    places = [index + 0.4 * gap for index, gap in enumerate(gaps)]
     left = [0.0] * len(rows)
     for tier, colour in _TIERS.items():
         widths = [100.0 * row["tokens"][tier] / row["prompt_tokens"] for _, row in rows]
         axes.barh(places, widths, left=left, height=0.74, color=colour, label=_LABELS[tier])
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    for place, (_, row) in zip(places, rows, strict=True):
+    named: set[int] = set()
+    for place, (index, row) in zip(places, rows, strict=True):
         text = f"{row['prefix_hits']}/{row['eligible']} prefixes, {row['token_hit_rate']:.4f}"
-        axes.text(1.5, place, text, va="center", fontsize=9)
-    axes.set_yticks(places, [f"{workload['name']}\n{row['tree']}" for workload, row in rows])
+        axes.text(1.5, place, text, va="center", fontsize=8)
+        if index not in named:
+            name = value["workloads"][index]["name"]
+            axes.text(0.0, place - 0.95, name, va="center", fontsize=9, weight="bold")
+            named.add(index)
+    axes.set_yticks(places, [row["tree"] for _, row in rows])
     axes.tick_params(axis="y", labelsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(places[-1] + 0.6, -1.6)
     axes.set_xlim(0.0, 100.0)
     axes.xaxis.set_major_formatter(PercentFormatter(decimals=0))
     axes.set_xlabel("tokens of the prompts that count")

@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from hicache_bench.cache import judge
-from hicache_bench.cache.run import Outcome, Plan
+from hicache_bench.cache.plan import Plan, Workload
+from hicache_bench.cache.run import Outcome
 from hicache_bench.trees import Tree
 
 # Raised when a key changes its meaning or goes away; new keys do not raise it.
-SCHEMA = 1
+SCHEMA = 2
 LONGEST = 128 * 1024
 
 
@@ -31,7 +32,12 @@ def document(outcome: Outcome, plan: Plan, trees: Sequence[Tree]) -> dict[str, A
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},
         "pools": asdict(plan.pools),
         "trees": [
-            {"name": t.name, "sha256": t.sha256, "component_only_backup": t.incremental}
+            {
+                "name": t.name,
+                "sha256": t.sha256,
+                "group": t.group,
+                "component_only_backup": t.incremental,
+            }
             for t in trees
         ],
         "workloads": [
@@ -40,14 +46,9 @@ def document(outcome: Outcome, plan: Plan, trees: Sequence[Tree]) -> dict[str, A
                 "note": workload.note,
                 "pools": asdict(workload.pools),
                 "shape": asdict(workload.shape),
+                "finds": dict(workload.finds),
                 "rows": [
-                    {
-                        "tree": name,
-                        **result,
-                        "totals": judge.totals(result),
-                        "bytes_per_state_bytes": judge.bytes_ratio(result),
-                    }
-                    for name, result in outcome.rows[workload.name].items()
+                    _row(tree, outcome.rows[workload.name], workload, trees) for tree in trees
                 ],
             }
             for workload in plan.workloads()
@@ -59,6 +60,19 @@ def document(outcome: Outcome, plan: Plan, trees: Sequence[Tree]) -> dict[str, A
         "growth": [{"tree": name, "rows": rows} for name, rows in outcome.growth.items()],
         "inserts": outcome.inserts,
         "failed_expectations": judge.failed_expectations(outcome, plan, trees),
+    }
+
+
+def _row(
+    tree: Tree, by_tree: dict[str, Any], workload: Workload, trees: Sequence[Tree]
+) -> dict[str, Any]:
+    result = by_tree[tree.name]
+    return {
+        "tree": tree.name,
+        **result,
+        "totals": judge.totals(result),
+        "bytes_per_state_bytes": judge.bytes_ratio(result),
+        "as_expected": not judge.failed_row(by_tree, workload, tree, trees),
     }
 
 
@@ -91,14 +105,15 @@ def _workloads(value: dict[str, Any]) -> Table:
         "host slots\nKV / states",
         "backups: whole /\nKV / component",
         "component-only\ncopied / naive",
+        "as\nexpected",
     ):
         table.add_column(head, justify="right")
     for workload in value["workloads"]:
-        for row in workload["rows"]:
+        for index, row in enumerate(workload["rows"]):
             found, tokens = row["totals"], row["tokens"]
             moved = found["bytes"]
             table.add_row(
-                workload["name"],
+                "" if index else workload["name"],
                 row["tree"],
                 f"{row['prefix_hits']}/{row['eligible']}",
                 f"{row['token_hit_rate']:.4f}",
@@ -108,6 +123,9 @@ def _workloads(value: dict[str, Any]) -> Table:
                 f"{row['host_slots']['kv']} / {row['host_slots']['mamba']}",
                 " / ".join(str(found["backups"][kind]) for kind in judge.KINDS),
                 f"{size(found['component_bytes'])} / {size(found['naive_bytes'])}",
+                "yes" if row["as_expected"] else "no",
+                style=None if row["as_expected"] else "red",
+                end_section=index == len(workload["rows"]) - 1,
             )
     return table
 

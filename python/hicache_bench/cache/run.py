@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 from collections.abc import Sequence
@@ -11,90 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hicache_bench.cache.driver import Process
-from hicache_bench.cache.sizes import Chat, Inserts, Pools, SharedPrefix, Tenants
+from hicache_bench.cache.plan import Plan, sent
+from hicache_bench.cache.sizes import Inserts
 from hicache_bench.progress import Reporter
 from hicache_bench.trees import Tree
-
-UPSTREAM_COMMON = 1_024  # tokens; see `Plan.workloads`
-GROWTH = [1024 << power for power in range(8)]  # 1K to 128K
-
-
-@dataclass(frozen=True)
-class Workload:
-    """One workload of a plan: its name in the table, the worker's command, its sizes."""
-
-    name: str
-    command: str
-    pools: Pools
-    shape: SharedPrefix | Chat | Tenants
-    note: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run does.
-
-    growth: prefix lengths in tokens, empty for none. inserts: sizes of the insert trees.
-    """
-
-    pools: Pools
-    shape: SharedPrefix
-    growth: Sequence[int] = ()
-    inserts: Sequence[Inserts] = ()
-    others: bool = True
-
-    def workloads(self) -> list[Workload]:
-        """The workloads in the order of the table."""
-        pools, shape = self.pools, self.shape
-        found = [
-            Workload(
-                "shared prefix",
-                "shared_prefix",
-                pools,
-                shape,
-                "each flood goes on until nothing of a family is on the device",
-            )
-        ]
-        if not self.others:
-            return found
-        common = min(UPSTREAM_COMMON, shape.prefix - pools.page)
-        as_upstream = SharedPrefix(
-            shape.families,
-            shape.prefix,
-            shape.suffix,
-            common=common // pools.page * pools.page,
-            left=1,
-            newest_first=True,
-            flood=shape.flood,
-        )
-        back = Pools(**{**asdict(pools), "policy": "write_back"})
-        return [
-            *found,
-            Workload(
-                "shared prefix, one left",
-                "shared_prefix",
-                pools,
-                as_upstream,
-                f"all prompts begin with the same {as_upstream.common} tokens, and each flood "
-                "leaves one family on the device, which is asked for first",
-            ),
-            Workload(
-                "shared prefix, write-back",
-                "shared_prefix",
-                back,
-                shape,
-                "no backup at insert, so core has nothing to add",
-            ),
-            Workload("chat", "chat", pools, Chat(), "conversations in turns, one system prompt"),
-            Workload(
-                "tenants",
-                "tenants",
-                pools,
-                Tenants(),
-                "system prompts of many tenants, asked by Zipf's law; hits count from the third "
-                "request of a tenant on",
-            ),
-        ]
 
 
 @dataclass
@@ -110,24 +31,21 @@ def run(trees: Sequence[Tree], plan: Plan, logs: Path, reporter: Reporter) -> Ou
     """Measure all trees. Raises BenchError; whatever happens, no worker is left."""
     outcome = Outcome()
     with ExitStack() as stack:
-        workers = [
-            stack.enter_context(Process(tree.name, tree.path, logs / f"cache-{index}.log"))
+        workers = {
+            tree.name: stack.enter_context(_process(tree, logs / f"cache-{index}.log"))
             for index, tree in enumerate(trees)
-        ]
+        }
         reporter.say("cache: sglang is imported, a process for each tree")
-        _each(workers, "hello")
+        _each([*workers.values()], "hello")
         for workload in plan.workloads():
             reporter.say(f"cache: {workload.name}")
             outcome.rows[workload.name] = _each(
-                workers,
-                workload.command,
-                pools=asdict(workload.pools),
-                shape=asdict(workload.shape),
+                [*workers.values()], workload.command, **sent(workload)
             )
         if plan.growth:
             reporter.say(f"cache: prefixes of {plan.growth[0]} to {plan.growth[-1]} tokens")
             outcome.growth = _each(
-                workers,
+                [workers[tree.name] for tree in growing(trees)],
                 "growth",
                 pools=asdict(plan.pools),
                 lengths=list(plan.growth),
@@ -135,17 +53,36 @@ def run(trees: Sequence[Tree], plan: Plan, logs: Path, reporter: Reporter) -> Ou
             )
         if plan.inserts:
             reporter.say("cache: a second process for each tree, for the times of inserts")
+            timed = inserting(trees)
+            # The others would only hold memory.
+            for name in workers.keys() - {tree.name for tree in timed}:
+                workers[name].close()
             again = [
-                stack.enter_context(Process(tree.name, tree.path, logs / f"cache-{index}-2.log"))
-                for index, tree in enumerate(trees)
+                stack.enter_context(_process(tree, logs / f"cache-{index}-2.log"))
+                for index, tree in enumerate(timed)
             ]
             _each(again, "hello")
+            first = [workers[tree.name] for tree in timed]
             for inserts in plan.inserts:
                 reporter.say(f"cache: inserts into {inserts.nodes} nodes, trees taking turns")
                 outcome.inserts.append(
-                    _inserts([*workers, *again], inserts, plan.pools.page, reporter)
+                    _inserts([*first, *again], inserts, plan.pools.page, reporter)
                 )
     return outcome
+
+
+def growing(trees: Sequence[Tree]) -> Sequence[Tree]:
+    """The trees whose growth is measured: group `extended` has core's, releases of others too."""
+    return [tree for tree in trees if tree.group in ("released", "core")] or trees
+
+
+def inserting(trees: Sequence[Tree]) -> Sequence[Tree]:
+    """The trees whose inserts are timed: those of the series. Another release differs in more."""
+    return [tree for tree in trees if not tree.peer] or trees
+
+
+def _process(tree: Tree, log: Path) -> Process:
+    return Process(tree.name, tree.path, log, {**os.environ, **dict(tree.environ)})
 
 
 def _each(workers: Sequence[Process], command: str, **arguments: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hicache_bench.errors import UsageError
 
@@ -13,7 +14,8 @@ class Pools:
 
     device_tokens: Full KV slots on the device. device_states: Mamba state slots on the device.
     host_ratio: host slots for each device slot, of both. page: tokens of a page, also the distance
-    of places where a state may be kept. chunk: most tokens of one prefill step.
+    of places where a state may be kept. chunk: most tokens of one prefill step. head_dim: elements
+    of a key, of which a token has eight times as many bytes.
 
     The defaults are those of the upstream report (page 64, 131,072 tokens, ratio 12, chunked
     prefill 16,384); it does not say how many states the device held, 128 is enough for every
@@ -26,6 +28,7 @@ class Pools:
     page: int = 64
     chunk: int = 16_384
     policy: str = "write_through"
+    head_dim: int = 8
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,45 @@ class SharedPrefix:
     seed: int = 7
 
 
+Made = Literal[
+    "in flight",
+    "between chunks",
+    "at once",
+    "leaf",
+    "leaf to the end",
+    "internal",
+    "both tiers",
+    "host states full",
+    "host KV full",
+]
+
+
+@dataclass(frozen=True)
+class OneState:
+    """Families of which each must keep one state, that at the end of its prefix.
+
+    made: when it is made. a is prefix + `suffix` tokens, b is prefix + `later`, which brings the
+    state because it parts from a there.
+
+    in flight: by b right after a, whose backup is still being copied. between chunks: by b between
+    the two chunks of a. at once: by b right after a, with nothing in the way. leaf: by the bare
+    prefix, before a; then short prompts take the state's place on the device. leaf to the end: by
+    the bare prefix, and nothing comes below it. internal: by the bare prefix after a, which is then
+    used again; then short prompts take the state's place. both tiers: by b, when a has been on the
+    host and was loaded back. host states full: by b, while all that is free of the
+    host's states is taken. host KV full: by the bare prefix, while all that is free of the host's
+    KV is taken.
+    """
+
+    made: Made
+    families: int = 10
+    prefix: int = 6_400
+    suffix: int = 3_600
+    later: int = 3_600
+    flood: int = 5_000
+    seed: int = 23
+
+
 @dataclass(frozen=True)
 class Chat:
     """Conversations that take turns, all below one system prompt.
@@ -63,6 +105,26 @@ class Chat:
     message: int = 300
     answer: int = 500
     seed: int = 11
+
+
+@dataclass(frozen=True)
+class Deep:
+    """Conversations of many turns, each with a system prompt of its own.
+
+    The message of each turn but the first is edited once, right after it was answered. slow: while
+    the copies of the turn are still under way. measured: the turns, after the first, that are
+    edited again in the end.
+    """
+
+    conversations: int = 4
+    turns: int = 16
+    measured: int = 6
+    slow: bool = False
+    system: int = 1_000
+    message: int = 300
+    answer: int = 500
+    flood: int = 12_000
+    seed: int = 19
 
 
 @dataclass(frozen=True)

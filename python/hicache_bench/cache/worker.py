@@ -15,10 +15,18 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from hicache_bench.cache import api, meter, workloads
+from hicache_bench.cache import api, meter, moments, workloads
 from hicache_bench.cache.engine import Engine
 from hicache_bench.cache.inserts import InsertTree
-from hicache_bench.cache.sizes import Chat, Inserts, Pools, SharedPrefix, Tenants
+from hicache_bench.cache.sizes import (
+    Chat,
+    Deep,
+    Inserts,
+    OneState,
+    Pools,
+    SharedPrefix,
+    Tenants,
+)
 from sglang_cpu.install import install
 
 
@@ -36,6 +44,14 @@ class Worker:
     def shared_prefix(self, pools: dict[str, Any], shape: dict[str, Any]) -> Any:
         """Run `workloads.shared_prefix` on a fresh cache."""
         return workloads.shared_prefix(self._engine(pools), SharedPrefix(**shape))
+
+    def one_state(self, pools: dict[str, Any], shape: dict[str, Any]) -> Any:
+        """Run `moments.one_state` on a fresh cache."""
+        return moments.one_state(self._engine(pools), OneState(**shape))
+
+    def deep(self, pools: dict[str, Any], shape: dict[str, Any]) -> Any:
+        """Run `workloads.deep` on a fresh cache."""
+        return workloads.deep(self._engine(pools), Deep(**shape))
 
     def chat(self, pools: dict[str, Any], shape: dict[str, Any]) -> Any:
         """Run `workloads.chat` on a fresh cache."""

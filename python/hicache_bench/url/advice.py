@@ -55,9 +55,10 @@ def _flags(facts: Facts) -> Iterator[Advice]:
         )
     if facts.hierarchical and facts.policy == "write_back":
         yield Advice(
-            "under write_back nothing is backed up at insert: no tree finds a prefix again",
-            "--hicache-write-policy write_through",
-            True,
+            "under write_back nothing is backed up at insert: only a tree with group extended, "
+            "which saves states at eviction, finds a prefix again",
+            "--hicache-write-policy write_through for any other",
+            False,
         )
     if facts.hierarchical and facts.policy == "write_through_selective":
         yield Advice(

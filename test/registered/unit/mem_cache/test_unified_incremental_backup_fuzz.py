@@ -10,6 +10,7 @@ import unittest
 from unified_hicache_harness import (
     FULL,
     MAMBA,
+    SAVED_BEFORE_EVICTION,
     SWA,
     CacheConfig,
     UnifiedHiCacheHarness,
@@ -140,6 +141,7 @@ class TestIncrementalBackupFuzz(CustomTestCase):
         self.assertEqual(self.run_pools((FULL,)), 0)
         self.assertEqual(self.run_pools((FULL, SWA)), 0)
 
+    @unittest.skipIf(SAVED_BEFORE_EVICTION, "a state is saved at its eviction")
     def test_nothing_of_the_kind_with_write_back(self):
         policy = dict(write_policy="write_back")
         self.assertEqual(self.run_pools((FULL, MAMBA), **policy), 0)
