@@ -85,8 +85,8 @@ def test_a_flood_that_is_too_small_is_noticed() -> None:
 
 
 def test_a_host_pool_that_is_too_small_is_noticed() -> None:
-    # The families' states survive in the toy's 30, the oldest sentinel's does not.
-    lines = failed_expectations(as_row(CORE, measure(engine(CORE, host_states=30))))
+    # The families' states survive in the toy's 28, the oldest sentinel's does not.
+    lines = failed_expectations(as_row(CORE, measure(engine(CORE, host_states=28))))
     assert any("host pool: of the sentinel's" in line for line in lines)
 
 

@@ -129,10 +129,10 @@ class Rank:
             seen = len(self.recorder.log)
             try:
                 self.recorder.note(self.trace.step())
-                self.harness.check()
             except Exception:
                 self.recorder.log.append(traceback.format_exc())
             compare(f"{self.where}, step {step}", self.recorder.log[seen:], self.own())
+        self.harness.check()
         for (what, orderer), count in self.recorder.backups.items():
             self.harness.counts[f"{what} in {orderer}"] += count
         return self.harness.counts

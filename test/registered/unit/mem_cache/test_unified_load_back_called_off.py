@@ -121,17 +121,10 @@ def match(harness, req):
 @contextmanager
 def shortage(harness, of):
     """Other requests hold all of one kind of slots while a load-back is tried."""
-    load_back, quota = harness.cache.load_back, None
-    states = harness.req_to_token_pool.mamba_allocator
-    alloc, free, left = {
-        "slot": (states.alloc, states.free, 0),
-        "second slot": (states.alloc, states.free, 1),
-        "quota": (lambda _: None, None, 0),
-        "kv": (*pool_of(harness, FULL), 0),
-        "window": (*pool_of(harness, SWA), 0),
-    }[of]
-    if of == "quota":
-        quota = -harness.config.kv_size
+    load_back = harness.cache.load_back
+    left = 1 if of == "second slot" else 0
+    quota = -harness.config.kv_size if of == "quota" else None
+    alloc, free = pool_of(harness, of)
     results = []
 
     def short_load_back(node_id, mem_quota=None, req=None):
@@ -147,13 +140,18 @@ def shortage(harness, of):
         yield results
 
 
-def pool_of(harness, ct):
-    """Functions that take a page of one KV pool of the device, and give it back."""
+def pool_of(harness, of):
+    """Functions that take one slot or page of a pool of the device, and give it back."""
     allocator = harness.allocator
+    if of == "quota":
+        return lambda _: None, None
+    if "slot" in of:
+        allocator = harness.req_to_token_pool.mamba_allocator
+        return allocator.alloc, allocator.free
     if harness.config.has_swa:
-        is_swa = ct is SWA
+        window = of == "window"
         allocator = (
-            allocator.swa_attn_allocator if is_swa else allocator.full_attn_allocator
+            allocator.swa_attn_allocator if window else allocator.full_attn_allocator
         )
     return lambda n: allocator.alloc(n * harness.config.page_size), allocator.free
 
@@ -265,6 +263,20 @@ class TestCalledOff(CustomTestCase):
                 self.assertEqual(locks(harness), {})
                 harness.check()
                 self.assertEqual(harness.serve(PROMPT + [8]), len(PROMPT))
+
+    def test_models_without_states_keep_their_device_prefix(self):
+        for components in ((FULL,), (FULL, SWA)):
+            for of in ("kv", "quota"):
+                with self.subTest(components=components, of=of):
+                    harness = on_host(CacheConfig(components=components), 8)
+                    with shortage(harness, of) as results:
+                        req, cached = harness.start(PROMPT + [7])
+                    self.assertEqual((results, cached), ([False], 8))
+                    harness._forward(req, PROMPT + [7], len(PROMPT) + 1)
+                    release_kv_cache(req, harness.cache)
+                    harness.poll()
+                    self.assertEqual(locks(harness), {})
+                    harness.check()
 
     def test_request_that_is_not_admitted_can_be_matched_again(self):
         for config in configs():
