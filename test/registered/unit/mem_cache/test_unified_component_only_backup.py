@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 from unified_hicache_harness import (
-    COMPONENTS_ARE_NOT_LOCKED,
+    COMPONENTS_ARE_LOCKED,
     EVERYTHING,
     FULL,
     MAMBA,
@@ -174,7 +174,7 @@ class TestComponentOnlyBackup(CustomTestCase):
         self.assertEqual([cd.lock_ref for cd in node.component_data], [0, 0, 0])
         harness.check()
 
-    @unittest.skipIf(COMPONENTS_ARE_NOT_LOCKED, "who evicts the state waits")
+    @unittest.skipUnless(COMPONENTS_ARE_LOCKED, "who evicts the state waits")
     def test_state_is_locked_until_the_acknowledgement(self):
         harness, node = branching_point()
         order(harness, node)

@@ -70,6 +70,10 @@ SAVED_BEFORE_EVICTION = hasattr(UnifiedTreeCore, "_should_backup_before_eviction
 COMPONENTS_ARE_NOT_LOCKED = (
     "unlocked_ack_ids" in inspect.signature(UnifiedTreeCore.sanity_check).parameters
 )
+COMPONENTS_ARE_LOCKED = (
+    hasattr(UnifiedTreeCore, "_should_backup_after_insert")
+    and not COMPONENTS_ARE_NOT_LOCKED
+)
 
 FULL_LAYERS, MAMBA_LAYERS, SWA_LAYERS = (0, 1), (2, 3), (4,)
 HEAD_DIM = 8
