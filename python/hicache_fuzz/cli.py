@@ -65,8 +65,7 @@ def parser() -> argparse.ArgumentParser:
         "--keeps-states",
         choices=("auto", "yes", "no"),
         default="auto",
-        help="whether no state may be lost and acknowledgements may be; default: auto, where the "
-        "tree has the group `extended`",
+        help="whether no state may be lost; default: auto, where the tree has the group `extended`",
     )
     made.add_argument("--replay", metavar="FILE", help="do what a file says that a failure wrote")
     made.add_argument(

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from hicache_fuzz import contents, slots, watch
+from hicache_fuzz import api, contents, slots, watch
 from hicache_fuzz.configs import Config
 from hicache_fuzz.engine import Engine, Pools, Request
 
@@ -54,7 +54,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     config: ClassVar[Config]
     keeps_states: ClassVar[bool]
-    """Whether the rule of `watch` is asked for, and acks are lost and repeated."""
+    """Whether the rule of `watch` is asked for."""
+    loses_acks: ClassVar[bool]
+    """Whether acknowledgements are lost and repeated; as released, that ends in a KeyError."""
     tally: ClassVar[Counter[str]]
     """Counts operations, and what came of them."""
 
@@ -235,7 +237,7 @@ class CacheMachine(RuleBasedStateMachine):
         """Let one of the transfers in flight finish."""
         _pick(self.engine.pending, which).release()
 
-    @precondition(lambda self: self.keeps_states and self._acks_to_lose())
+    @precondition(lambda self: self.loses_acks and self._acks_to_lose())
     @rule(which=WHICH)
     @operation
     def lose_ack(self, which: int) -> None:
@@ -247,7 +249,7 @@ class CacheMachine(RuleBasedStateMachine):
         queue = self.engine.controller.ack_write_queue
         return [ack for ack in queue if ack.finish_event.query()]
 
-    @precondition(lambda self: self.keeps_states and self.acks)
+    @precondition(lambda self: self.loses_acks and self.acks)
     @rule(which=WHICH)
     @operation
     def repeat_ack(self, which: int) -> None:
@@ -366,5 +368,10 @@ def machine_for(
         tally: counts operations and what came of them, over all runs.
     """
     counted: Counter[str] = Counter() if tally is None else tally
-    members = {"config": config, "keeps_states": keeps_states, "tally": counted}
+    members = {
+        "config": config,
+        "keeps_states": keeps_states,
+        "loses_acks": api.waits_for_transfers(),
+        "tally": counted,
+    }
     return type("CacheMachine", (CacheMachine,), members)

@@ -50,20 +50,17 @@ def test_every_configuration() -> None:
 
 @no_gpu
 def test_core_loses_states_and_the_script_says_how(tmp_path: Path) -> None:
-    """The same rule that the whole series keeps; the script is short, and fails again."""
+    """The rule that the whole series keeps. But for it, nothing is wrong with that run."""
     core = ("--tree", "v0.5.17:core", "--out", str(tmp_path))
     found = fuzz(*core, "--keeps-states", "yes", "--config", CONFIG, "--seed", "1")
     assert found.returncode == 1, found.stdout + found.stderr
-    assert f"FAILED {CONFIG}" in found.stdout
+    assert re.search(f"FAILED {CONFIG}, seed 1: AssertionError: state (lost|owed)", found.stdout)
     (path,) = tmp_path.glob("*.py")
     script = [line for line in path.read_text().split("\n") if line.startswith("state.")]
-    assert 3 <= len(script) <= 10, script
-    again = fuzz(*core, "--replay", str(path))
-    assert again.returncode == 1
-    error = found.stdout.split("FAILED")[1].split("\n")[0].split(": ", 1)[1]
-    assert error in again.stdout
-    asked_not = fuzz(*core, "--replay", str(path), "--keeps-states", "no")
-    assert asked_not.returncode == 0, asked_not.stdout
+    assert 3 <= len(script) <= 8, script
+    assert f"--replay {path}" in found.stdout
+    without = fuzz(*core, "--replay", str(path), "--keeps-states", "no")
+    assert without.returncode == 0, without.stdout
 
 
 @pytest.mark.parametrize(

@@ -284,8 +284,12 @@ class TestCalledOff(CustomTestCase):
                 harness = on_host(config, 8)
                 req = new_request(PROMPT + [7])
                 for of in ("slot", "second slot"):
-                    with shortage(harness, of):
+                    load = mock.patch.object(
+                        harness.controller, "load", side_effect=harness.controller.load
+                    )
+                    with shortage(harness, of), load as load:
                         self.assertEqual(match(harness, req), 8)
+                    self.assertEqual(load.called, of == "second slot")
                     self.assertIsNone(req.mamba_pool_idx)
                     self.assertEqual(locks(harness), {})
                     harness.check()
