@@ -72,6 +72,8 @@ class Engine:
         group = self.cache.host_pool_group
         self._copy_back_up = group.backup_from_device_all_layer
         group.backup_from_device_all_layer = self._back_up
+        self._write = self.controller.write
+        self.controller.write = self._write_if_there_is_room
 
     def _cache_config(self, pools: Pools) -> Any:
         config = self.config
@@ -159,6 +161,13 @@ class Engine:
     def _back_up(self, device_pool: Any, host_slots: Any, *args: Any, **kwargs: Any) -> Any:
         self.tally["backups" if len(host_slots) else "backups of a component alone"] += 1
         return self._copy_back_up(device_pool, host_slots, *args, **kwargs)
+
+    def _write_if_there_is_room(self, device_slots: Any, *args: Any, **kwargs: Any) -> Any:
+        host_slots = self._write(device_slots, *args, **kwargs)
+        if host_slots is None:
+            what = "backups" if len(device_slots) else "backups of a component alone"
+            self.tally[f"{what}, refused"] += 1
+        return host_slots
 
     # Room
 
@@ -286,11 +295,15 @@ class Engine:
         for _ in range(20):
             for held in self.pending:
                 held.release()
-            busy = bool(self.controller.ack_write_queue or self.controller.ack_load_queue)
+            busy = self._awaits_acks()
             self.harness.poll()
             if self.storage:
                 self.storage.quiet()
                 busy = busy or bool(self.cache.ongoing_backup)
-            if not busy and not self.pending:
+            # A poll may begin what the host had no room for before.
+            if not busy and not self._awaits_acks():
                 return
         raise AssertionError("transfers go on after 20 polls, with every copy finished")
+
+    def _awaits_acks(self) -> bool:
+        return bool(self.controller.ack_write_queue or self.controller.ack_load_queue)

@@ -8,10 +8,10 @@ the engine decides.
   host's pools had no room at that moment, counting what may be evicted there as room; or unless the
   policy did not want the node on the host: under write-through a node whose Full KV is not there is
   not (it is below its hit threshold, or was itself refused).
-- Once every transfer is done (write-through policies): where the host has free slots, no node whose
-  Full KV is on the host lacks its state there. Where the host has free slots for each node that
-  reached its hit threshold and is not on the host, none of these has a state. (They are done in
-  their order, so one that does not fit may keep the others waiting.)
+- Once every transfer is done (write-through policies): where the host has a state slot that is free
+  or can be, no node whose Full KV is on the host lacks its state there. Where the host has free
+  slots for each node that reached its hit threshold and is not on the host, none of these has a
+  state. (They are done in their order, so one that does not fit may keep the others waiting.)
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Watch:
         for node in self._engine.nodes():
             state = node.component_data[self._api.MAMBA]
             owes = node.backuped and state.value is not None and state.host_value is None
-            if owes and free["mamba"] >= 1:
+            if owes and (room := self._room(node)["mamba"]) >= 1:
                 raise AssertionError(
-                    f"state owed: node {node.id} ({len(path_tokens(node))} tokens) has its "
-                    "Full KV on the host and its state on the device alone; no transfer is in "
-                    f"flight, and the host has {free['mamba']} free state slots"
+                    f"state owed: node {node.id} ({len(path_tokens(node))} tokens) has its Full KV "
+                    "on the host and its state on the device alone; no transfer is in flight, and "
+                    f"the host has {room} state slots that are free or can be"
                 )
         owed = [node for node in self._engine.nodes() if self._owes_all(node)]
         with_state = [n for n in owed if n.component_data[self._api.MAMBA].value is not None]

@@ -126,7 +126,7 @@ def test_a_state_that_vanishes(state: CacheMachine) -> None:
 def test_a_state_that_stays_owed(state: CacheMachine) -> None:
     data = leaf(state).component_data[api.harness().MAMBA]
     data.host_value = None
-    fails("state owed: node .* free state slots", state.watch.settled)
+    fails("state owed: node .* state slots that are free", state.watch.settled)
 
 
 def test_a_backup_that_stays_owed(state: CacheMachine) -> None:

@@ -234,6 +234,26 @@ class TestEvictionWaits(CustomTestCase):
         self.assertEqual(log, ["wait", "free"])
         harness.check()
 
+    def test_but_not_the_cap_on_the_states_of_a_path(self):
+        """It is a soft one, and passes over a state in flight, as over a locked one."""
+        for components in HYBRID:
+            with self.subTest(components=components):
+                harness, log = self.in_flight(components)
+                harness.cache.components[MAMBA].mamba_max_states_per_path = 1
+                path = self.PREFIX + self.SUFFIX
+                harness.insert(path + tokens_of(3, 8))
+                self.assertEqual(log, [])
+                for tokens, kept in ((self.PREFIX, True), (path, False)):
+                    state = harness.node(tokens).component_data[MAMBA]
+                    self.assertEqual(state.value is not None, kept)
+                    self.assertTrue(harness.host_state_is(tokens, state.host_value))
+                harness.check()
+                harness.controller.ack_write_queue[0].finish_event.synchronize()
+                harness.poll()
+                harness.insert(path + tokens_of(3, 16))
+                self.assertIsNone(harness.node(self.PREFIX).component_data[MAMBA].value)
+                harness.check()
+
     def test_for_a_node_that_is_gone_when_its_acknowledgement_comes(self):
         """The rescue of two other states takes all room that the host has for some."""
         harness, log = self.in_flight((FULL, MAMBA))

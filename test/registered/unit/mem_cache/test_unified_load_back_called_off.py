@@ -45,6 +45,7 @@ def configs(components=((FULL, MAMBA), (FULL, SWA, MAMBA)), **kwargs):
                 components=pools,
                 page_size=page_size,
                 extra_buffer=extra_buffer,
+                kv_size=128,
                 **kwargs,
             )
 
@@ -255,6 +256,7 @@ class TestCalledOff(CustomTestCase):
                     req, cached = harness.start(PROMPT + [7])
                 self.assertEqual((results, cached), ([False], 0))
                 self.assertEqual(req.cache_protected_len, 0)
+                self.assertEqual(req.last_node, harness.core.root_node.id)
                 self.assertTrue(starts_from(harness, req, []))
                 slots.free(torch.cat(taken))
                 harness._forward(req, PROMPT + [7], len(PROMPT) + 1)
