@@ -23,13 +23,14 @@ MOST_LOADS = 2
 class Pools:
     """Sizes. requests: how many run at most; sglang reserves state slots for each. spare_states:
     how many more there are on the device. pages: pages of KV there. host_ratio: host slots for each
-    slot on the device, of every pool.
+    slot on the device, of every pool. states_per_path: as --mamba-max-states-per-path; -1: no cap.
     """
 
     requests: int
     spare_states: int
     pages: int
     host_ratio: float
+    states_per_path: int = -1
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Engine:
         with storage.switched_on(module, self._folders) if config.storage else nullcontext():
             self.harness = module.UnifiedHiCacheHarness(self._cache_config(pools))
         self.cache = self.harness.cache
+        self.cache.components[module.MAMBA].mamba_max_states_per_path = pools.states_per_path
         self.core = self.harness.core
         self.controller = self.harness.controller
         self.storage = storage.Storage(self.harness) if config.storage else None

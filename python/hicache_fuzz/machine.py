@@ -75,12 +75,20 @@ class CacheMachine(RuleBasedStateMachine):
         pages=st.sampled_from([48, 32, 24]),
         host_ratio=st.sampled_from([2.0, 0.25, 0.5]),
         held=st.booleans(),
+        states_per_path=st.sampled_from([-1, 1, -1, 2]),
     )
     def pools(
-        self, requests: int, spare_states: int, pages: int, host_ratio: float, held: bool
+        self,
+        *,
+        requests: int,
+        spare_states: int,
+        pages: int,
+        host_ratio: float,
+        held: bool,
+        states_per_path: int = -1,
     ) -> None:
         """Make the cache; nothing else can be done before. held: see `hold`."""
-        pools = Pools(requests, spare_states, pages, host_ratio)
+        pools = Pools(requests, spare_states, pages, host_ratio, states_per_path)
         self.engine = Engine(self.config, pools, self.tally)
         self.watch = watch.Watch(self.engine)
         contents.poison(self.engine)
@@ -272,6 +280,7 @@ class CacheMachine(RuleBasedStateMachine):
         up; restart: when the cache has just been emptied.
         """
         if restart:
+            self._settle()
             self._flush()
         storage = self.engine.storage
         assert storage is not None
