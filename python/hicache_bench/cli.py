@@ -137,6 +137,7 @@ def _show(rows: Sequence[Row], chosen: argparse.Namespace, out: Path) -> None:
     value = report.document(rows, recorded)
     print(report.title(shape), file=stream)
     report.print_table(rows, stream)
+    report.print_copied(rows, stream)
     try:
         report.write_json(value, json_path)
         plot.write(rows, plot_path)

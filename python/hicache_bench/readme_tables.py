@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hicache_bench.cache.report import size
 from hicache_bench.client import TIERS
+from hicache_bench.copied import HEADS, cells, size
+
+# A row of the servers: heads, and keys in the results.
+_ROW = ("model", "workload on real servers", "write policy")
+_ROW_KEYS = ("model", "label", "policy")
+_TOKENS = "tokens from " + " / ".join(TIERS[:2])
 
 
 def section(value: dict[str, Any]) -> str:
     """The tables in Markdown; ends with a newline."""
     cache = value["cache"]
+    server = value["server"]
     parts = [
-        _servers(value["server"]),
+        _servers(server),
+        *_copied(server),
         _found(cache),
-        "<details><summary>Bytes by pool and direction, backups by kind</summary>\n\n"
-        + _moved(cache)
-        + "\n</details>\n",
+        _folded("Bytes by pool and direction, backups by kind", _moved(cache)),
         _shapes(cache["published_shapes"]),
     ]
     if cache["inserts"]:
@@ -27,16 +32,36 @@ def section(value: dict[str, Any]) -> str:
 
 def _servers(value: dict[str, Any]) -> str:
     """What each tree found on servers of our own: a line for each model, workload and policy."""
-    keys = ("model", "label", "policy")
     return _side_by_side(
-        ("model", "workload on real servers", "write policy"),
-        [(tuple(row[key] for key in keys), row, row["families"]) for row in value["rows"]],
+        _ROW,
+        [(tuple(row[key] for key in _ROW_KEYS), row, row["families"]) for row in value["rows"]],
         [tree["name"] for tree in value["trees"]],
         (
             "worst logprob difference",
             lambda rows: f"{max(row['worst_logprob_difference'] for row in rows):.1e}",
         ),
     )
+
+
+def _copied(value: dict[str, Any]) -> list[str]:
+    """What the servers copied, a line for each row; no table where that is known of none."""
+    rows = value["rows"]
+    # results of runs before the bytes were counted lack the key
+    if all(row.get("copied") is None for row in rows):
+        return []
+    table = _markdown(
+        (*_ROW, "tree", _TOKENS, *HEADS),
+        [
+            (
+                *(row[key] for key in _ROW_KEYS),
+                row["tree"],
+                _tokens(row["tokens_by_tier"]),
+                *cells(row.get("copied")),
+            )
+            for row in rows
+        ],
+    )
+    return [_folded("Bytes by pool and direction on real servers", table)]
 
 
 def _found(value: dict[str, Any]) -> str:
@@ -83,9 +108,8 @@ def _moved(value: dict[str, Any]) -> str:
         (
             "workload",
             "tree",
-            "tokens from " + " / ".join(TIERS[:2]),
-            "to the host: KV / states",
-            "to the device: KV / states",
+            _TOKENS,
+            *HEADS,
             "backups: whole / KV / component",
             "component-only: copied / the naive way",
             "host KV slots for them",
@@ -96,20 +120,19 @@ def _moved(value: dict[str, Any]) -> str:
 
 def _moved_row(workload: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
     totals = row["totals"]
-    moved = totals["bytes"]
-    ways = [
-        f"{size(moved['kv'][way])} / {size(moved['mamba'][way])}"
-        for way in ("device_to_host", "host_to_device")
-    ]
     return (
         workload["name"],
         row["tree"],
-        f"{row['tokens']['device']:,} / {row['tokens']['host']:,}",
-        *ways,
+        _tokens(row["tokens"]),
+        *cells(totals["bytes"]),
         " / ".join(str(totals["backups"][kind]) for kind in ("whole", "kv", "component")),
         f"{size(totals['component_bytes'])} / {size(totals['naive_bytes'])}",
         str(totals["component_slots"]["kv"]),
     )
+
+
+def _tokens(by_tier: dict[str, int]) -> str:
+    return " / ".join(f"{by_tier[tier]:,}" for tier in TIERS[:2])
 
 
 def _shapes(shapes: dict[str, Any]) -> str:
@@ -144,6 +167,10 @@ def _inserts(sizes: Sequence[dict[str, Any]]) -> str:
             for name, row in list(inserts["trees"].items())[1:]
         ],
     )
+
+
+def _folded(summary: str, table: str) -> str:
+    return f"<details><summary>{summary}</summary>\n\n{table}\n</details>\n"
 
 
 def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hicache_bench import copied
 from hicache_bench.client import TIERS, Answer
 from hicache_bench.measurement import Family
 from hicache_bench.results import LOGPROB_TOLERANCE, Row, failed_expectations, logprob_difference
@@ -28,19 +29,13 @@ _PACKAGES = ("torch", "transformers", "sglang-hicache-patches")
 
 def print_table(rows: Sequence[Row], stream: IO[str]) -> None:
     """One table: lines and colours on a terminal, aligned plain text elsewhere."""
-    terminal = Console(file=stream).is_terminal
-    # Off a terminal nothing is to be wrapped or cut; no table comes near this width.
-    console = Console(file=stream, highlight=False, width=None if terminal else 500)
-    table = Table(box=box.ROUNDED if terminal else box.SIMPLE_HEAD, pad_edge=terminal)
-    for head in ("model", "workload", "policy", "tree"):
-        table.add_column(head, vertical="bottom")
-    for head in (
+    table = _table(
+        stream,
         "prefix\nhits",
         "token\nhit rate",
         f"hits by tier\n{' / '.join(TIERS)}",
         "worst logprob\ndifference",
-    ):
-        table.add_column(head, justify="right")
+    )
     table.add_column("as\nexpected")
     for index, row in enumerate(rows):
         if index and group(row) != group(rows[index - 1]):
@@ -56,6 +51,45 @@ def print_table(rows: Sequence[Row], stream: IO[str]) -> None:
             "no" if failed else "yes",
             style="red" if failed else None,
         )
+    _print(table, stream)
+
+
+def print_copied(rows: Sequence[Row], stream: IO[str]) -> None:
+    """One more table: bytes by pool and direction; nothing where they are known of no row."""
+    if all(row.copied is None for row in rows):
+        return
+    table = _table(
+        stream,
+        f"tokens from\n{' / '.join(TIERS[:2])}",
+        *(head.replace(": ", ":\n") for head in copied.HEADS),
+    )
+    for index, row in enumerate(rows):
+        if index and group(row) != group(rows[index - 1]):
+            table.add_section()
+        table.add_row(
+            *group(row),
+            row.tree.name,
+            " / ".join(f"{row.tokens_by_tier[tier]:,}" for tier in TIERS[:2]),
+            *copied.cells(row.copied),
+        )
+    _print(table, stream)
+
+
+def _table(stream: IO[str], *numbers: str) -> Table:
+    """A table of rows: `group` and tree in its first columns, then these."""
+    terminal = Console(file=stream).is_terminal
+    table = Table(box=box.ROUNDED if terminal else box.SIMPLE_HEAD, pad_edge=terminal)
+    for head in ("model", "workload", "policy", "tree"):
+        table.add_column(head, vertical="bottom")
+    for head in numbers:
+        table.add_column(head, justify="right")
+    return table
+
+
+def _print(table: Table, stream: IO[str]) -> None:
+    terminal = Console(file=stream).is_terminal
+    # Off a terminal nothing is to be wrapped or cut; no table comes near this width.
+    console = Console(file=stream, highlight=False, width=None if terminal else 500)
     with console.capture() as captured:
         console.print(table)
     stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().strip("\n").split("\n")))
@@ -126,6 +160,7 @@ def _row(row: Row) -> dict[str, Any]:
         "token_hit_rate": round(row.token_hit_rate, 6),
         "hits_by_tier": row.hits_by_tier,
         "tokens_by_tier": row.tokens_by_tier,
+        "copied": row.copied,
         "worst_logprob_difference": row.worst_logprob_difference,
         "changed_outputs": row.changed_outputs,
         "sizes": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hicache_bench.client import TIERS, Answer
+from hicache_bench.copied import Copied
 from hicache_bench.expect import Expected, expected_hits
 from hicache_bench.measurement import Family, Measurement
 from hicache_bench.trees import Tree
@@ -21,7 +22,8 @@ class Row:
     """A measurement with the checkpoint, tree, policy and workload that it belongs to.
 
     version: sglang's version as the server reports it. start_seconds, run_seconds: wall time of the
-    server's start, which its workloads share, and of the workload.
+    server's start, which its workloads share, and of the workload. copied: bytes that the server
+    copied for the workload, all of its requests; None where that is not known.
     """
 
     model: str
@@ -32,6 +34,7 @@ class Row:
     measurement: Measurement
     start_seconds: float
     run_seconds: float
+    copied: Copied | None = None
 
     @property
     def families(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -9,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import sglang_cpu
 from hicache_bench import launch
 from hicache_bench.client import Client
+from hicache_bench.copied import Watch
 from hicache_bench.errors import BenchError, Cancelled, NoAnswer, UsageError
 from hicache_bench.plan import Job
 from hicache_bench.progress import Reporter
@@ -103,6 +106,11 @@ class _Run:
 
     def measure(self) -> list[Row]:
         """Start the server, run the workloads, end the server."""
+        with tempfile.TemporaryDirectory(prefix="hicache-copied-") as copied:
+            return self._measure(Path(copied))
+
+    def _measure(self, copied: Path) -> list[Row]:
+        """What `measure` does. copied: an empty folder, where the server counts its copies."""
         began = time.monotonic()
         job = self.job
         self.reporter.step(job.name, "server starts")
@@ -114,25 +122,27 @@ class _Run:
                 shape=self.settings.shape,
                 policy=job.policy,
                 logs=self.settings.logs,
-                environ=job.tree.environ,
+                environ=(*job.tree.environ, (sglang_cpu.COPIED, str(copied))),
             )
         )
         self.started(server.log)
         try:
             server.wait_ready(START_TIMEOUT_S)
-            rows = self._drive(server, time.monotonic() - began)
+            rows = self._drive(server, copied, time.monotonic() - began)
         finally:
             self.servers.stop(server)
         self.reporter.step(job.name, "done", 1, 1)
         return rows
 
-    def _drive(self, server: Server, start_seconds: float) -> list[Row]:
+    def _drive(self, server: Server, copied: Path, start_seconds: float) -> list[Row]:
         """What the workloads measured on the ready server."""
         client = Client(server.url)
         try:
             version = self._checked_version(client)
+            watch = Watch(copied, client.server_info)
+            watch.taken()  # what the start copied is no workload's
             return [
-                self._row(client, workload, version, start_seconds)
+                self._row(client, workload, watch, version, start_seconds)
                 for workload in self.job.workloads
             ]
         except UsageError:
@@ -145,7 +155,14 @@ class _Run:
         finally:
             client.close()
 
-    def _row(self, client: Client, workload: Workload, version: str, start_seconds: float) -> Row:
+    def _row(
+        self,
+        client: Client,
+        workload: Workload,
+        watch: Watch,
+        version: str,
+        start_seconds: float,
+    ) -> Row:
         began = time.monotonic()
         job, shape = self.job, self.settings.shape
         run = SharedPrefix(
@@ -159,6 +176,7 @@ class _Run:
             ),
         )
         measurement = run.run()
+        run_seconds = time.monotonic() - began
         return Row(
             model=job.checkpoint.name,
             tree=job.tree,
@@ -167,7 +185,8 @@ class _Run:
             version=version,
             measurement=measurement,
             start_seconds=start_seconds,
-            run_seconds=time.monotonic() - began,
+            run_seconds=run_seconds,
+            copied=watch.taken(),
         )
 
     def _checked_version(self, client: Client) -> str:

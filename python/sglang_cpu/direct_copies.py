@@ -11,18 +11,37 @@ Buffers: layer first, one tensor [slots, ...] for each layer; page first, one te
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 
-from sglang_cpu import checks
+from sglang_cpu import checks, totals
 from sglang_cpu.kinds import current_kind, dropped
 from sglang_cpu.streams import submit
 
 
-def _issue(copy: Callable[[], None], tensors: Sequence[torch.Tensor]) -> None:
+def _issue(
+    copy: Callable[[], None],
+    tensors: Sequence[torch.Tensor],
+    layers: Sequence[torch.Tensor],
+    slots: torch.Tensor,
+) -> None:
+    """Give a copy to the current stream.
+
+    Args:
+        copy: makes it.
+        tensors: all tensors of the call.
+        layers: those of them that are layer first, on one side of the copy.
+        slots: int64 of shape [n], the slots of each of `layers` that are copied.
+    """
     kind = current_kind(tensors)
-    submit((lambda: None) if kind in dropped() else copy, kind)
+    if kind in dropped():
+        submit(lambda: None, kind)
+        return
+    submit(copy, kind)
+    row = sum(math.prod(layer.shape[1:]) * layer.element_size() for layer in layers)
+    totals.count(kind, len(slots) * row)
 
 
 def transfer_kv_direct(
@@ -55,7 +74,7 @@ def transfer_kv_direct(
         for src, dst in zip(src_layers, dst_layers, strict=True):
             dst[dst_slots] = src[src_slots]
 
-    _issue(copy, [*src_layers, *dst_layers])
+    _issue(copy, [*src_layers, *dst_layers], src_layers, src_slots)
 
 
 def transfer_kv_all_layer_direct_lf_pf(
@@ -91,7 +110,7 @@ def transfer_kv_all_layer_direct_lf_pf(
         for src, dst, layer in pairs:
             dst[pages, layer] = src[rows].reshape(len(pages), *dst.shape[2:])
 
-    _issue(copy, [*src_ptrs, *dst_ptrs])
+    _issue(copy, [*src_ptrs, *dst_ptrs], src_ptrs, rows)
 
 
 def transfer_kv_per_layer_direct_pf_lf(
@@ -130,7 +149,7 @@ def transfer_kv_per_layer_direct_pf_lf(
         for src, dst, layer in pairs:
             dst[rows] = src[pages, layer].reshape(len(rows), *dst.shape[1:])
 
-    _issue(copy, [*src_ptrs, *dst_ptrs])
+    _issue(copy, [*src_ptrs, *dst_ptrs], dst_ptrs, rows)
 
 
 def _rows(indices: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from sglang_cpu import device, direct_copies, kernel_copies, single_copies
+from sglang_cpu import device, direct_copies, kernel_copies, single_copies, totals
 from sglang_cpu.kinds import dropped, operation
 
 COPIES: dict[str, Callable[..., None]] = {
@@ -45,12 +45,14 @@ def install() -> None:
     """Patch torch's choice of a device module and sglang's memory cache; nothing the second time.
 
     Raises:
-        ValueError: SGLANG_CPU_DROP names no kind of copy.
+        ValueError: SGLANG_CPU_DROP names no kind of copy, or SGLANG_CPU_COPIED no folder that can
+            be written.
     """
     global _installed  # noqa: PLW0603 - a process is patched once
     if _installed:
         return
     dropped()
+    totals.start()
     _patch_device_module()
     for module in list(_modules_with_copies()):
         _patch_copies(module)

@@ -11,9 +11,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch  # seconds; who only reads totals does without
 
 DROP = "SGLANG_CPU_DROP"
 """Name of the environment variable; its value is a comma-separated list of `KINDS`."""

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from sglang_cpu import checks
+from sglang_cpu import checks, totals
 from sglang_cpu.kinds import current_kind, current_pools, dropped
 from sglang_cpu.memory import Extents, Items, copy_items, reach
 from sglang_cpu.streams import submit
@@ -40,6 +40,7 @@ def launch(
         pairs = []
     keep = (current_pools(), tensors)
     submit(partial(_copy, pairs, src_indices, dst_indices, keep), kind)
+    totals.count(kind, len(src_indices) * sum(src.size for src, _ in pairs))
 
 
 def _copy(pairs: Pairs, src_indices: Tensor, dst_indices: Tensor, keep: object) -> None:

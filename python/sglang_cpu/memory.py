@@ -45,6 +45,11 @@ class Items:
             return 0
         return ((self.extent - last) // self.page_stride + 1) * self.per_page
 
+    @property
+    def size(self) -> int:
+        """Bytes of one item."""
+        return self.heads * self.piece
+
     def grid(self) -> torch.Tensor:
         """The memory itself, not a copy: uint8 [pages, per_page, heads, piece]."""
         raw = torch.frombuffer(

@@ -16,6 +16,11 @@ import real_bench
 from hicache_bench.server import alive
 
 MODELS = ["lfm2", "qwen3next"]
+# Bytes in float32. KV of a token: two attention layers, keys and values, two heads of 16.
+TOKEN = 2 * 2 * 2 * 16 * 4
+# A state: two layers, each with a window of 64 channels, two steps; or with one of 128 channels,
+# three steps, and four temporal matrices of 16 x 16.
+STATE = {"lfm2": 2 * (64 * 2) * 4, "qwen3next": 2 * (128 * 3 + 4 * 16 * 16) * 4}
 CORE_NAME, EXTENDED_NAME = "v0.5.17 + core", "v0.5.17 + extended"
 
 
@@ -24,6 +29,32 @@ def all_is_well(row: dict[str, Any]) -> bool:
     hosts = [probe["tiers"]["host"] for probe in row["sentinels"]]
     restored = row["worst_logprob_difference"] <= 1e-5 and row["changed_outputs"] == 0
     return restored and set(hosts) == {16} and row["as_expected"]
+
+
+def shared_prefix_tokens(row: dict[str, Any]) -> int:
+    """Tokens whose KV is new to the host, in the shared prefix under write-through."""
+    sizes, families = row["sizes"], row["families"]
+    cold = 200 + 3  # a cold run's answer has four tokens; the last of them is never computed
+    measured = 72 + 3
+    probes = 3 * 4  # what follows a sentinel that is asked for again
+    sentinels = 3 * sizes["sentinel"]
+    floods = 2 * sizes["flood_prompts"] * sizes["flood_length"]
+    created = 200  # p + a; then p has nothing new
+    return families * (cold + created + measured) + sentinels + floods + probes
+
+
+def loaded_tokens(row: dict[str, Any]) -> int:
+    """Tokens that were found on the host by any request of a workload."""
+    steps = [step for family in row["family_detail"] for step in family["steps"]]
+    return row["tokens_by_tier"]["host"] + sum(
+        found["tiers"]["host"] for found in (*steps, *row["sentinels"])
+    )
+
+
+def whole_states(row: dict[str, Any]) -> bool:
+    """Whether states went both ways, each of them whole."""
+    sizes = row["copied"]["mamba"].values()
+    return all(size > 0 and size % STATE[row["model"]] == 0 for size in sizes)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -42,6 +73,13 @@ def test_core_finds_every_prefix_that_0_5_17_computes_again(
     for row in (released, core):
         assert all_is_well(row)
         assert len(row["family_detail"][0]["cold_logprobs"]) == 4
+        assert row["copied"]["kv"] == {
+            "device_to_host": shared_prefix_tokens(row) * TOKEN,
+            "host_to_device": loaded_tokens(row) * TOKEN,
+        }
+        assert whole_states(row)
+    more = [row["copied"]["mamba"]["device_to_host"] for row in (core, released)]
+    assert more[0] - more[1] == 2 * STATE[model]  # the two that 0.5.17 loses, and not one more
     assert {tree["sglang"] for tree in run.result["trees"]} == {"0.5.17"}
     assert len({tree["sha256"] for tree in run.result["trees"]}) == 2
     assert run.logs == []  # kept only where something went wrong
@@ -62,7 +100,18 @@ def test_extended_finds_what_core_loses_under_either_policy(tmp_path: Path, mode
         clients = extended[f"clients, {policy}"]
         assert (clients["prefix_hits"], clients["families"]) == (8, 8)
         assert {family["compared_prompts"] for family in clients["family_detail"]} == {4}
-    assert all(all_is_well(row) for row in (*core.values(), *extended.values()))
+    for name, row in core.items():
+        assert all_is_well(row)
+        assert all_is_well(extended[name])
+        assert whole_states(row)
+        assert whole_states(extended[name])
+        assert row["copied"]["kv"]["device_to_host"] > 0
+        if name in lost:
+            saved = [each["copied"]["mamba"]["device_to_host"] for each in (row, extended[name])]
+            assert saved[0] < saved[1]
+            assert extended[name]["copied"]["kv"]["host_to_device"] == (
+                loaded_tokens(extended[name]) * TOKEN
+            )
 
 
 def test_extended_saves_temporal_states_under_write_back(tmp_path: Path, models: Path) -> None:
@@ -102,6 +151,8 @@ def test_a_state_that_was_not_copied_before_its_eviction_is_noticed(
     run = dropped["extended", "lfm2"]
     row = run.rows(EXTENDED_NAME)[f"{place}, write_back"]
     assert row["prefix_hits"] == 2  # the count knows nothing of bytes
+    assert row["copied"]["mamba"]["device_to_host"] == 0
+    assert row["copied"]["mamba"]["host_to_device"] > 0
     assert row["worst_logprob_difference"] > 1e-3
     assert f"{row['label']}, write_back, {EXTENDED_NAME}: logprobs differ" in run.stderr
     assert run.status == 1

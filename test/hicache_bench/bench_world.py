@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_bench.client import Answer
+from hicache_bench.copied import Copied, by_pool
 from hicache_bench.measurement import Family, Measurement, Probe, Step
 from hicache_bench.results import Row
 from hicache_bench.trees import Tree
@@ -26,6 +27,16 @@ EXTENDED = Tree(
 )
 PEER = Tree("v0.5.23 as released", Path("/trees/peer"), "d" * 64, incremental=True, peer=True)
 LOGPROBS = (-1.0, -2.0, -0.5, -3.0)
+# What a server copied, in bytes by kind, and the same as rows have it.
+KINDS = {
+    "kv_backup": 2_900_000,
+    "kv_load": 24_600,
+    "conv_backup": 30_000,
+    "conv_load": 100,
+    "temporal_backup": 2_800,
+    "temporal_load": 20,
+}
+COPIED = by_pool(KINDS)
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 
 
@@ -59,6 +70,7 @@ def row(
     probes: Sequence[Probe] | None = None,
     workload: Workload = SHARED_PREFIX,
     version: str = "0.5.17",
+    copied: Copied | None = None,
 ) -> Row:
     """A row of these families."""
     if probes is None:
@@ -67,7 +79,15 @@ def row(
     shape = replace(SHAPE, families=len(families))
     measured = Measurement(shape, sizes_for(shape, policy), tuple(families), tuple(probes))
     return Row(
-        model, tree, policy, workload, version, measured, start_seconds=20.0, run_seconds=2.0
+        model,
+        tree,
+        policy,
+        workload,
+        version,
+        measured,
+        start_seconds=20.0,
+        run_seconds=2.0,
+        copied=copied,
     )
 
 

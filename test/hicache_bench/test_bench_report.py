@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_world import CORE, answer, core, extended, family, released, row
+from bench_world import COPIED, CORE, answer, core, extended, family, released, row
 
 from hicache_bench import report
 from hicache_bench.client import TIERS
@@ -45,6 +46,37 @@ def test_a_row_that_is_not_as_expected_says_no() -> None:
     stream = io.StringIO()
     report.print_table([row(CORE, [family(answer())] * 4)], stream)
     assert stream.getvalue().split()[-1] == "no"
+
+
+def test_bytes_stand_in_a_table_of_their_own() -> None:
+    stream = io.StringIO()
+    report.print_copied([released(), replace(core(), copied=COPIED), extended("leaf")], stream)
+    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    assert "tokens from to the host: to the device:" in lines
+    assert "model workload policy tree device / host KV / states KV / states" in lines
+    start = "lfm2 shared prefix write_through v0.5.17"
+    assert f"{start} as released 0 / 0 not known not known" in lines
+    assert f"{start} + core 0 / 512 2.9 MB / 32.8 kB 24.6 kB / 120 B" in lines
+    kinds = ["".join(line.split()[1:2]) for line in stream.getvalue().rstrip().splitlines()]
+    assert kinds[-4:] == ["shared", "shared", "", "state"]  # workloads stand apart
+
+
+def test_where_no_row_knows_its_bytes_there_is_no_table() -> None:
+    stream = io.StringIO()
+    report.print_copied([released(), core()], stream)
+    assert stream.getvalue() == ""
+
+
+def test_the_document_has_the_bytes_of_a_row_or_null() -> None:
+    made = report.document([released(), replace(core(), copied=COPIED)], OPTIONS)
+    assert [row["copied"] for row in made["rows"]] == [
+        None,
+        {
+            "kv": {"device_to_host": 2_900_000, "host_to_device": 24_600},
+            "mamba": {"device_to_host": 32_800, "host_to_device": 120},
+        },
+    ]
+    assert json.loads(json.dumps(made)) == made
 
 
 def test_the_document_holds_rows_details_trees_and_options() -> None:

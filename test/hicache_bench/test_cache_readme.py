@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,15 @@ from test_cache_judge import TREES, WHOLE, outcome, result, whole_outcome
 
 from hicache_bench import cli, readme, report
 from hicache_bench.cache import report as cache_report
+from hicache_bench.results import Row
 
 FRAME = f"before\n\n{readme.BEGIN}\nearlier figures\n{readme.END}\n\nafter\n"
 
 
-def results(folder: Path, **changes: Any) -> Path:
-    rows = [bench_world.released(), bench_world.core(), bench_world.extended()]
+ROWS = (bench_world.released(), bench_world.core(), bench_world.extended())
+
+
+def results(folder: Path, rows: Sequence[Row] = ROWS, **changes: Any) -> Path:
     server = report.document(rows, {"families": 4})
     measured = whole_outcome()
     measured.inserts = outcome().inserts
@@ -69,6 +74,48 @@ def test_servers_have_a_line_for_each_workload_and_a_column_for_each_tree(words:
         "| lfm2 | shared prefix | write_through | 0/4 (0.0000) | 4/4 (0.6400) |  | 5.0e-07 |",
         "| lfm2 | state made on the host only | write_back |  |  | 4/4 (0.6400) | 0.0e+00 |",
     ]
+
+
+SUMMARY = "<details><summary>Bytes by pool and direction on real servers</summary>"
+
+
+def test_bytes_of_servers_have_a_line_for_each_row(words: list[str], tmp_path: Path) -> None:
+    rows = [replace(row, copied=bench_world.COPIED) for row in ROWS[:2]]
+    folder = results(tmp_path / "counted", [*rows, ROWS[2]])
+    assert cli.main([*words, "--take", str(folder)]) == 0
+    lines = Path(words[2]).read_text().splitlines()
+    start = lines.index(SUMMARY)
+    assert lines[start + 1 : start + 9] == [
+        "",
+        "| model | workload on real servers | write policy | tree | tokens from device / host "
+        "| to the host: KV / states | to the device: KV / states |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| lfm2 | shared prefix | write_through | v0.5.17 as released | 0 / 0 "
+        "| 2.9 MB / 32.8 kB | 24.6 kB / 120 B |",
+        "| lfm2 | shared prefix | write_through | v0.5.17 + core | 0 / 512 "
+        "| 2.9 MB / 32.8 kB | 24.6 kB / 120 B |",
+        "| lfm2 | state made on the host only | write_back | v0.5.17 + extended | 0 / 512 "
+        "| not known | not known |",
+        "",
+        "</details>",
+    ]
+    assert cli.main([*words, "--check"]) == 0
+
+
+def test_results_without_bytes_of_servers_have_no_table_of_them(words: list[str]) -> None:
+    """As they were before bytes were counted, and where no row knows them."""
+    page, file = Path(words[2]), Path(words[4])
+    before = page.read_text()
+    assert SUMMARY not in before
+    value = json.loads(file.read_text())
+    for row in value["server"]["rows"]:
+        del row["copied"]
+    file.write_text(json.dumps(value))
+    assert cli.main([*words, "--check"]) == 0
+    value["server"]["rows"][0]["copied"] = bench_world.COPIED  # one of three rows has it
+    file.write_text(json.dumps(value))
+    assert cli.main(words) == 0
+    assert page.read_text().count("| not known | not known |") == 2
 
 
 def test_the_check_agrees_with_what_was_written(words: list[str]) -> None:

@@ -127,6 +127,10 @@ def document(name: str, incremental: bool, **changes: Any) -> dict[str, Any]:
     return report.document(name, found, made, [], run(engine, made))
 
 
+def test_the_bytes_of_a_server_that_somebody_else_launched_are_not_known() -> None:
+    assert document("mine", True)["copied"] is None
+
+
 def written(folder: Path, *values: dict[str, Any]) -> list[Path]:
     paths = []
     for value in values:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import sglang_cpu
+
 PRESENT = """
 import os
 import sys
@@ -58,10 +60,15 @@ except RuntimeError as error:
 def test_untouched(use: str, tree: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PRESENT + USES[use] + UNTOUCHED, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *sys.path])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tree), *sys.path]),
+            sglang_cpu.COPIED: str(tmp_path),
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.stdout.endswith("untouched\n"), done.stdout + done.stderr
+    assert sglang_cpu.copied(tmp_path) is None

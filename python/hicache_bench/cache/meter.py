@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from hicache_bench.cache.engine import Engine
+from hicache_bench.copied import DIRECTIONS, POOLS
 from sglang_cpu import direct_copies, kinds
 
-_POOLS = {"kv": "kv", "conv": "mamba", "temporal": "mamba"}
-_DIRECTIONS = {"backup": "device_to_host", "load": "host_to_device"}
 # The side of a copy whose tensors hold one layer's rows, by the name of the copy.
 _ROWS = {
     "transfer_kv_direct": ("src_layers", "src_indices"),
@@ -53,7 +52,7 @@ def _counted(original: Callable[..., None], rows: str, indices: str) -> Callable
         kind, _, direction = kinds.current_kind(every).partition("_")
         original(*args, **kwargs)
         row = sum(tensor[0].numel() * tensor.element_size() for tensor in tensors)
-        _bytes[_POOLS[kind], _DIRECTIONS[direction]] += row * len(given[indices])
+        _bytes[POOLS[kind], DIRECTIONS[direction]] += row * len(given[indices])
 
     return counted
 
@@ -106,7 +105,7 @@ class Meter:
         """Everything as JSON values; bytes in bytes, slots and tokens in numbers of them."""
         return {
             "bytes": {
-                pool: {way: _bytes[pool, way] for way in _DIRECTIONS.values()}
+                pool: {way: _bytes[pool, way] for way in DIRECTIONS.values()}
                 for pool in ("kv", "mamba")
             },
             "backups": {kind: self.backups[kind] for kind in ("whole", "kv", "component")},

@@ -16,6 +16,7 @@ from rich.table import Table
 from hicache_bench.cache import judge
 from hicache_bench.cache.plan import Plan, Workload
 from hicache_bench.cache.run import Outcome
+from hicache_bench.copied import cells, size
 from hicache_bench.trees import Tree
 
 # Raised when a key changes its meaning or goes away; new keys do not raise it.
@@ -111,15 +112,13 @@ def _workloads(value: dict[str, Any]) -> Table:
     for workload in value["workloads"]:
         for index, row in enumerate(workload["rows"]):
             found, tokens = row["totals"], row["tokens"]
-            moved = found["bytes"]
             table.add_row(
                 "" if index else workload["name"],
                 row["tree"],
                 f"{row['prefix_hits']}/{row['eligible']}",
                 f"{row['token_hit_rate']:.4f}",
                 f"{tokens['device']} / {tokens['host']} / {tokens['computed']}",
-                _pair(moved, "device_to_host"),
-                _pair(moved, "host_to_device"),
+                *cells(found["bytes"]),
                 f"{row['host_slots']['kv']} / {row['host_slots']['mamba']}",
                 " / ".join(str(found["backups"][kind]) for kind in judge.KINDS),
                 f"{size(found['component_bytes'])} / {size(found['naive_bytes'])}",
@@ -128,10 +127,6 @@ def _workloads(value: dict[str, Any]) -> Table:
                 end_section=index == len(workload["rows"]) - 1,
             )
     return table
-
-
-def _pair(moved: dict[str, Any], way: str) -> str:
-    return f"{size(moved['kv'][way])} / {size(moved['mamba'][way])}"
 
 
 def _shapes(value: dict[str, Any]) -> Table:
@@ -179,15 +174,6 @@ def _inserts(value: dict[str, Any]) -> Table:
                 str(row["backups"]),
             )
     return table
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units: 77.3 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
 
 
 def _table(*heads: str) -> Table:

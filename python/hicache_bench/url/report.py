@@ -45,6 +45,7 @@ def document(
         "prompt_tokens": prompt,
         "tokens": {**tiers, "computed": prompt - sum(tiers.values())},
         "token_hit_rate": sum(tiers.values()) / prompt,
+        "copied": None,  # a server that we did not launch does not count its bytes
         "worst_logprob_difference": _worst(measured),
         "created_cached": [answer.cached for answer in measured.created],
         "measured": [_answer(answer) for answer in measured.measured],
