@@ -239,6 +239,7 @@ class TestEvictionWaits(CustomTestCase):
         for components in HYBRID:
             with self.subTest(components=components):
                 harness, log = self.in_flight(components)
+                self.assertEqual(protected(harness), dict.fromkeys(components, 0))
                 harness.cache.components[MAMBA].mamba_max_states_per_path = 1
                 path = self.PREFIX + self.SUFFIX
                 harness.insert(path + tokens_of(3, 8))
